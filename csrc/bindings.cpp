@@ -1,0 +1,232 @@
+// The door between Python and the core: arrays are checked here, the GIL is released around the
+// work, and the core's exceptions become Python's, once. Inputs are never converted: a
+// converted output array would be a temporary copy, and the caller's would stay as it was.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "failure.h"
+#include "gather.h"
+#include "hash.h"
+#include "resident.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace rowstream {
+namespace {
+
+using RowIds = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Tokens = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RowIdsOut = nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+using ExtentTuple = std::tuple<uint32_t, uint64_t, int64_t, int64_t>;
+using PlaneTuple = std::pair<uint32_t, std::vector<ExtentTuple>>;
+using FaultTuple = std::tuple<uint64_t, uint64_t, int32_t>;
+
+// a pending signal's handler may raise: the gather then ends between two rounds
+bool signal_pending() {
+  const nb::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+template <typename Work>
+void without_gil(Work work) {
+  try {
+    const nb::gil_scoped_release release;
+    work();
+  } catch (const Interrupted&) {
+    throw nb::python_error();  // what the signal's handler raised
+  }
+}
+
+std::vector<PlaneSpec> plane_specs(const std::vector<PlaneTuple>& planes) {
+  std::vector<PlaneSpec> specs;
+  for (const auto& [row_bytes, extents] : planes) {
+    PlaneSpec spec{row_bytes, {}};
+    for (const auto& [file, offset, first_row, num_rows] : extents) {
+      spec.extents.push_back({file, offset, first_row, num_rows});
+    }
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+template <typename Table>
+void gather(Table& table, const RowIds& ids, const std::vector<uint32_t>& groups, const Rows& out) {
+  size_t heads = 0;
+  for (const uint32_t width : groups) {
+    if (width == 0) throw std::invalid_argument("a group has no heads");
+    heads += width;
+  }
+  if (ids.shape(1) != heads) {
+    throw std::invalid_argument("row_ids have " + std::to_string(ids.shape(1)) +
+                                " columns, groups add up to " + std::to_string(heads));
+  }
+  if (out.shape(0) != ids.shape(0) || out.shape(1) != heads || out.shape(2) != table.row_bytes()) {
+    throw std::invalid_argument("out needs shape [" + std::to_string(ids.shape(0)) + ", " +
+                                std::to_string(heads) + ", " + std::to_string(table.row_bytes()) +
+                                "]");
+  }
+  if (heads == 0) return;
+  const Batch batch{ids.data(), ids.shape(0), groups, static_cast<unsigned>(heads)};
+  auto* into = reinterpret_cast<std::byte*>(out.data());
+  without_gil([&] { table.gather(batch, into, signal_pending); });
+}
+
+template <typename Table>
+nb::list files(const Table& table) {
+  nb::list described;
+  for (const TableFile& file : table.files()) {
+    const FileIdentity& identity = file.identity();
+    nb::dict entry;
+    entry["path"] = file.path();
+    entry["identity"] =
+        nb::make_tuple(identity.device, identity.inode, identity.size, identity.mtime_ns);
+    entry["direct"] = file.direct();
+    entry["alignment"] = file.alignment();
+    entry["note"] = file.note();
+    described.append(entry);
+  }
+  return described;
+}
+
+template <typename Table>
+nb::dict counters(const Table& table) {
+  const Counters& counts = table.counters();
+  nb::dict dict;
+  dict["gathers"] = counts.gathers.load();
+  dict["rows"] = counts.rows.load();
+  dict["duplicate_rows"] = counts.duplicate_rows.load();
+  dict["missing_rows"] = counts.missing_rows.load();
+  dict["reads"] = counts.reads.load();
+  dict["read_bytes"] = counts.read_bytes.load();
+  dict["retries"] = counts.retries.load();
+  dict["gather_s"] = static_cast<double>(counts.gather_ns.load()) * 1e-9;
+  return dict;
+}
+
+void raise_read_error(const ReadFailure& failure) {
+  const int code = failure.code().value();
+  const nb::object error = nb::module_::import_("rowstream.errors").attr("ReadError");
+  const nb::object raised = error(
+      code != 0 ? code : EIO, code != 0 ? std::strerror(code) : "file ends early", failure.path,
+      "offset"_a = failure.offset, "needed"_a = failure.needed, "got"_a = failure.got);
+  PyErr_SetObject(error.ptr(), raised.ptr());
+}
+
+void raise_unavailable(const char* text) {
+  const nb::object error = nb::module_::import_("rowstream.errors").attr("UnavailableError");
+  PyErr_SetString(error.ptr(), text);
+}
+
+// nanobind itself turns out_of_range into IndexError and invalid_argument into ValueError
+void translate(const std::exception_ptr& exception, void*) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const ReadFailure& failure) {
+    raise_read_error(failure);
+  } catch (const ForkedError& error) {
+    raise_unavailable(error.what());
+  } catch (const Unavailable& error) {
+    raise_unavailable(error.what());
+  } catch (const ClosedError& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::system_error& error) {
+    const nb::object raised =
+        nb::borrow(PyExc_OSError)(error.code().value(), std::string(error.what()));
+    PyErr_SetObject(PyExc_OSError, raised.ptr());
+  }
+}
+
+template <typename Table>
+void bind_table(nb::class_<Table>& table) {
+  table.def_prop_ro("num_rows", &Table::num_rows)
+      .def_prop_ro("row_bytes", &Table::row_bytes)
+      .def_prop_ro("memory_bytes", &Table::memory_bytes, "Bytes held for the table, all of them.")
+      .def("gather", &gather<Table>, "row_ids"_a.noconvert(), "groups"_a, "out"_a.noconvert(),
+           "Fill out uint8 [n, heads, row_bytes] with the rows of row_ids int64 [n, heads].")
+      .def("files", &files<Table>, "Path, identity, direct, alignment and note of each file.")
+      .def("counters", &counters<Table>)
+      .def("close", [](Table& self) { without_gil([&] { self.close(); }); });
+}
+
+void bind_core(nb::module_& m) {
+  m.doc() = "Files, memory and arithmetic of rowstream; knows no model and no device.";
+  nb::register_exception_translator(translate);
+
+  nb::class_<DiskTable> disk(m, "DiskTable", "A table read from its files, row by row.");
+  disk.def(
+          "__init__",
+          [](DiskTable* self, const std::vector<std::string>& paths,
+             const std::vector<PlaneTuple>& planes, std::string reader, unsigned queue_depth,
+             bool direct, const std::vector<FaultTuple>& faults) {
+            DiskTable::Options options{std::move(reader), queue_depth, direct, {}};
+            for (const auto& [first, count, result] : faults) {
+              options.faults.push_back({first, count, result});
+            }
+            new (self) DiskTable(paths, plane_specs(planes), options);
+          },
+          "paths"_a, "planes"_a, nb::kw_only(), "reader"_a = "auto", "queue_depth"_a = 128,
+          "direct"_a = true, "faults"_a = std::vector<FaultTuple>{},
+          "planes: (row_bytes, [(file, offset, first_row, num_rows), ...]) each.\n"
+          "faults, for tests: reads number first .. first + count - 1 end with result.")
+      .def_prop_ro("reader", &DiskTable::reader_name)
+      .def_prop_ro("reader_note", &DiskTable::reader_note, "Why it is this reader.")
+      .def_prop_ro("queue_depth", &DiskTable::queue_depth);
+  bind_table(disk);
+
+  nb::class_<ResidentTable> resident(m, "ResidentTable",
+                                     "A table mapped into memory, or loaded into it.");
+  resident.def(
+      "__init__",
+      [](ResidentTable* self, const std::vector<std::string>& paths,
+         const std::vector<PlaneTuple>& planes, bool mapped) {
+        const auto kind = mapped ? ResidentTable::Kind::kMapped : ResidentTable::Kind::kLoaded;
+        without_gil(
+            [&] { new (self) ResidentTable(paths, plane_specs(planes), kind, signal_pending); });
+      },
+      "paths"_a, "planes"_a, nb::kw_only(), "mapped"_a);
+  bind_table(resident);
+
+  nb::class_<NgramHash>(m, "NgramHash", "The n-gram hash of qwen4_exp.")
+      .def(
+          "__init__",
+          [](NgramHash* self, unsigned ngram_size, unsigned heads_per_ngram, int64_t vocab_size,
+             int64_t eos, std::vector<int64_t> multipliers, std::vector<int64_t> sizes,
+             std::vector<int64_t> offsets) {
+            new (self) NgramHash({ngram_size, heads_per_ngram, vocab_size, eos,
+                                  std::move(multipliers), std::move(sizes), std::move(offsets)});
+          },
+          nb::kw_only(), "ngram_size"_a, "heads_per_ngram"_a, "vocab_size"_a, "eos"_a,
+          "multipliers"_a, "sizes"_a, "offsets"_a)
+      .def(
+          "rows",
+          [](const NgramHash& self, const Tokens& context, const Tokens& tokens,
+             const RowIdsOut& out) {
+            if (context.shape(0) != self.context_size()) {
+              throw std::invalid_argument("context has " + std::to_string(context.shape(0)) +
+                                          " ids, needs " + std::to_string(self.context_size()));
+            }
+            if (out.shape(0) != tokens.shape(0) || out.shape(1) != self.heads()) {
+              throw std::invalid_argument("out needs shape [" + std::to_string(tokens.shape(0)) +
+                                          ", " + std::to_string(self.heads()) + "]");
+            }
+            const nb::gil_scoped_release release;
+            self.rows(context.data(), tokens.data(), tokens.shape(0), out.data());
+          },
+          "context"_a.noconvert(), "tokens"_a.noconvert(), "out"_a.noconvert(),
+          "Fill out int64 [n, heads] with the row ids of tokens int64 [n].");
+}
+
+}  // namespace
+}  // namespace rowstream
+
+NB_MODULE(_core, m) { rowstream::bind_core(m); }

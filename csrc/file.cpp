@@ -1,0 +1,116 @@
+#include "file.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "failure.h"
+#include "memory.h"
+
+namespace rowstream {
+namespace {
+
+// statx by hand: the C library of older build images has neither the mask nor the fields
+// (STATX_DIOALIGN: Linux 6.1; both offsets from the kernel's struct statx)
+constexpr unsigned kStatxDioAlign = 0x2000;
+constexpr size_t kDioOffsetAlignAt = 156;
+
+// nothing: the file system does not say. 0: it says that it takes no direct reads.
+std::optional<uint32_t> stated_alignment(int fd) {
+  std::array<unsigned char, 256> buffer{};
+  if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, kStatxDioAlign, buffer.data()) != 0) return {};
+  uint32_t mask = 0;
+  uint32_t align = 0;
+  std::memcpy(&mask, buffer.data(), sizeof mask);
+  std::memcpy(&align, buffer.data() + kDioOffsetAlignAt, sizeof align);
+  if ((mask & kStatxDioAlign) == 0) return {};
+  return align;
+}
+
+// one real read: "not stated" is not "refused" (tmpfs takes O_DIRECT and states nothing)
+bool takes_direct_read(int fd, uint32_t align) {
+  const Pages buffer(4096, "rowstream probe");
+  ssize_t got;
+  do {
+    got = pread(fd, buffer.data(), align, 0);
+  } while (got < 0 && errno == EINTR);
+  return got >= 0;
+}
+
+}  // namespace
+
+TableFile::TableFile(std::string path, bool direct) : path_(std::move(path)) {
+  buffered_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (buffered_ < 0) throw ReadFailure(errno, path_);
+  struct stat st{};
+  if (fstat(buffered_, &st) != 0 || !S_ISREG(st.st_mode)) {
+    const int code = errno;
+    close(buffered_);
+    throw ReadFailure(S_ISDIR(st.st_mode) ? EISDIR : code != 0 ? code : EINVAL, path_);
+  }
+  identity_ = {st.st_dev, st.st_ino, st.st_size,
+               st.st_mtim.tv_sec * 1'000'000'000 + st.st_mtim.tv_nsec};
+  struct statfs fs{};
+  tmpfs_ = fstatfs(buffered_, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
+  // a row is not followed by the next one: read-ahead would fetch what nobody asked for
+  posix_fadvise(buffered_, 0, 0, POSIX_FADV_RANDOM);
+  if (direct) {
+    open_direct();
+  } else {
+    note_ = "buffered reads asked for";
+  }
+}
+
+void TableFile::open_direct() {
+  direct_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+  if (direct_ < 0) {
+    note_ = std::string("O_DIRECT refused: ") + std::strerror(errno);
+    return;
+  }
+  const std::optional<uint32_t> stated = stated_alignment(direct_);
+  if (stated && *stated > 0) {
+    alignment_ = *stated < 512 ? 512 : *stated;
+    return;
+  }
+  if (!stated) {
+    for (const uint32_t align : {512u, 4096u}) {
+      if (takes_direct_read(direct_, align)) {
+        alignment_ = align;
+        return;
+      }
+    }
+  }
+  close(std::exchange(direct_, -1));
+  note_ = "the file system takes no direct reads";
+}
+
+void TableFile::read_buffered(const std::string& why) {
+  refused_ = true;
+  note_ = why;
+}
+
+TableFile::~TableFile() {
+  if (direct_ >= 0) close(direct_);
+  if (buffered_ >= 0) close(buffered_);
+}
+
+TableFile::TableFile(TableFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      identity_(other.identity_),
+      note_(std::move(other.note_)),
+      alignment_(other.alignment_),
+      direct_(std::exchange(other.direct_, -1)),
+      buffered_(std::exchange(other.buffered_, -1)),
+      refused_(other.refused_),
+      tmpfs_(other.tmpfs_) {}
+
+}  // namespace rowstream

@@ -20,6 +20,8 @@ constexpr uint32_t kPieceRows = 131'072;
 constexpr auto kPollEvery = std::chrono::milliseconds(50);
 // EINTR and EAGAIN are the kernel's "not now"; so many in a row are a failure
 constexpr unsigned kMaxAttempts = 1000;
+// short reads in a row that brought nothing new: a direct read cannot start where one ended
+constexpr unsigned kMaxShort = 8;
 
 // the longest aligned span that one row can need
 uint32_t row_span(uint32_t row_bytes, uint32_t align) {
@@ -243,8 +245,8 @@ bool DiskTable::complete(const Completion& completion) {
     slot.got = std::max(slot.got, got);
     // the last block of a file may be shorter than asked for: what the rows need is there
     if (slot.got >= slot.span.needed) return true;
-    // zero bytes, or twice no more than before, is the end of the file
-    if (completion.result == 0 || slot.attempts > 0) fail(0);
+    // nothing, or time and again no more than before, is the end of the file
+    if (completion.result == 0 || slot.attempts >= kMaxShort) fail(0);
   } else if (completion.result == -EINVAL || completion.result == -EOPNOTSUPP) {
     if (!slot.direct) fail(-completion.result);
     if (file.direct()) {

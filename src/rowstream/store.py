@@ -1,0 +1,243 @@
+"""The open table: row ids or tokens in, row bytes out. Checks shapes and types, then one native call.
+
+Stateless between gathers; any thread may call. Knows no model and no device.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rowstream import _core, catalog, codecs
+from rowstream.backends import open_table
+from rowstream.errors import UnavailableError
+from rowstream.manifest import Manifest
+
+__all__ = ["RowStore", "Run"]
+
+# the ngram_size - 1 ids before the tokens (None: the start of a sequence), and the tokens
+Run = tuple[ArrayLike | None, ArrayLike]
+
+_log = logging.getLogger(__name__)
+
+
+class RowStore:
+    """A table left where its checkpoint has it; gathers read exactly the rows they are asked for."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        backend: str = "auto",
+        reader: str = "auto",
+        queue_depth: int = 128,
+    ) -> None:
+        """Open the table that a manifest describes; see `open` for the arguments."""
+        self.manifest = manifest
+        self._table = open_table(
+            manifest, backend=backend, reader=reader, queue_depth=queue_depth
+        )
+        self._hash = _native_hash(manifest)
+        _log.info("%s: backend %s (%s)", manifest.name, self.backend, self.reason)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        table: str | None = None,
+        backend: str = "auto",
+        reader: str = "auto",
+        queue_depth: int = 128,
+    ) -> RowStore:
+        """Open a table of the checkpoint at `path`, a folder, file or id in the local hub cache.
+
+        `table` is the name of one of `rowstream.tables(path)` and may be left out where there is but one.
+        `backend` is "auto", "disk", "mmap" or "pinned"; `reader`, for disk, "auto", "uring" or "pool";
+        `queue_depth` the reads kept in flight. Raises ManifestError, ReadError, UnavailableError, ValueError.
+        """
+        manifest = _choose(catalog.tables(path), table)
+        return cls(manifest, backend=backend, reader=reader, queue_depth=queue_depth)
+
+    @property
+    def backend(self) -> str:
+        """Where the rows live: "disk", "mmap" or "pinned"."""
+        return self._table.backend
+
+    @property
+    def reason(self) -> str:
+        """Why the backend and its reader are the ones they are."""
+        return self._table.reason
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table, padding included."""
+        return self.manifest.num_rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.manifest.row_bytes
+
+    @property
+    def row_values(self) -> int:
+        """Values of one row."""
+        return self.manifest.row_values
+
+    @property
+    def heads(self) -> int:
+        """Rows that one token needs."""
+        return self.manifest.heads
+
+    def gather(
+        self, row_ids: ArrayLike, out: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """Fill `out` uint8 [..., row_bytes] with the rows of `row_ids` int64 [...] and return it.
+
+        Where the last axis has `heads` ids they are planned as the n-grams of one token, which is cheaper
+        than as many single rows; the bytes are the same. Id -1 means no row and reads as zeroes. An id
+        outside [-1, num_rows) raises IndexError before anything is read; a failed read raises ReadError and
+        leaves `out` undefined.
+        """
+        ids = _integers(row_ids, "row_ids")
+        out = self._checked_out(out, (*ids.shape, self.row_bytes))
+        by_token = ids.ndim > 0 and ids.shape[-1] == self.heads
+        groups = self.manifest.groups if by_token else (1,)
+        heads = self.heads if by_token else 1
+        flat = ids.reshape(-1, heads)
+        self._table.native.gather(flat, groups, out.reshape(len(flat), heads, self.row_bytes))
+        return out
+
+    def gather_tokens(
+        self, runs: Sequence[Run], out: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """Fill `out` uint8 [tokens, heads, row_bytes] with the rows of all tokens of all runs.
+
+        A run is (context, tokens): the `ngram_size - 1` ids before its first token, or None at the start of
+        a sequence, and the tokens. An id outside the vocabulary raises ValueError. See `gather`.
+        """
+        ids = [self.row_ids(context, tokens) for context, tokens in runs]
+        rows = np.concatenate(ids) if ids else np.empty((0, self.heads), np.int64)
+        return self.gather(rows, out)
+
+    def row_ids(self, context: ArrayLike | None, tokens: ArrayLike) -> NDArray[np.int64]:
+        """Return the row ids int64 [len(tokens), heads] of one run; see `gather_tokens`."""
+        constants = self.manifest.hash
+        if constants is None or self._hash is None:
+            raise UnavailableError(
+                f"{self.manifest.name}: tokens cannot be hashed: {self.manifest.root} has no config.json"
+            )
+        if context is None:
+            before = np.full(constants.ngram_size - 1, constants.eos, np.int64)
+        else:
+            before = _vector(context, "context")
+        ids = _vector(tokens, "tokens")
+        rows = np.empty((len(ids), self.heads), np.int64)
+        self._hash.rows(before, ids, rows)
+        return rows
+
+    def values(self, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Decode gathered rows uint8 [..., row_bytes] into float32 [..., row_values]."""
+        if rows.ndim == 0 or rows.shape[-1] != self.row_bytes:
+            raise ValueError(f"rows need a last axis of {self.row_bytes} bytes, got {rows.shape}")
+        return codecs.decode(self.manifest.codec, rows, self.manifest.scale)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the store is and has done since it was opened.
+
+        `memory_bytes` is all that the store holds (scratch, bounce, rings, a pinned table); pages of a
+        mapped table belong to the page cache. `reads` are the reads issued, `duplicate_rows` the rows that
+        another row of the same gather served, `gather_s` the seconds spent in gathers.
+        """
+        return {
+            "table": self.manifest.name,
+            "table_bytes": self.manifest.table_bytes,
+            "backend": self.backend,
+            "reader": self._table.reader,
+            "queue_depth": self._table.queue_depth,
+            "reason": self.reason,
+            "memory_bytes": self._table.native.memory_bytes,
+            **self._table.native.counters(),
+        }
+
+    def close(self) -> None:
+        """Close the files. Waits for a gather that is running; the next one raises ValueError."""
+        self._table.native.close()
+
+    def __enter__(self) -> RowStore:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"RowStore({self.manifest.name}, {self.num_rows} rows of {self.row_bytes} bytes, "
+            f"{self.backend})"
+        )
+
+    def _checked_out(
+        self, out: NDArray[np.uint8] | None, shape: tuple[int, ...]
+    ) -> NDArray[np.uint8]:
+        if out is None:
+            return np.empty(shape, np.uint8)
+        if not isinstance(out, np.ndarray) or out.dtype != np.uint8:
+            raise TypeError(f"out needs a uint8 array, got {getattr(out, 'dtype', type(out))}")
+        if out.shape != shape:
+            raise ValueError(f"out needs shape {shape}, got {out.shape}")
+        if not (out.flags.c_contiguous and out.flags.writeable):
+            raise ValueError("out needs to be writable and C-contiguous")
+        return out
+
+
+def _choose(manifests: Sequence[Manifest], table: str | None) -> Manifest:
+    names = [manifest.name for manifest in manifests]
+    if table is None and len(manifests) == 1:
+        return manifests[0]
+    if table is None:
+        raise ValueError(f"the checkpoint has {len(names)} tables, name one: {', '.join(names)}")
+    if table not in names:
+        raise ValueError(f"table is one of {', '.join(names)}; got {table!r}")
+    return manifests[names.index(table)]
+
+
+def _native_hash(manifest: Manifest) -> _core.NgramHash | None:
+    constants = manifest.hash
+    if constants is None:
+        return None
+    return _core.NgramHash(
+        ngram_size=constants.ngram_size,
+        heads_per_ngram=constants.heads_per_ngram,
+        vocab_size=constants.vocab_size,
+        eos=constants.eos,
+        multipliers=constants.multipliers,
+        sizes=constants.sizes,
+        offsets=constants.offsets,
+    )
+
+
+def _integers(values: ArrayLike, name: str) -> NDArray[np.int64]:
+    ids = np.asarray(values)
+    if ids.size == 0 and not isinstance(values, np.ndarray):
+        ids = ids.astype(np.int64)  # an empty list has no type of its own
+    if ids.dtype.kind not in "iu" or not np.can_cast(ids.dtype, np.int64):
+        raise TypeError(f"{name} need integers that fit int64, got {ids.dtype}")
+    return np.ascontiguousarray(ids, np.int64).reshape(ids.shape)
+
+
+def _vector(values: ArrayLike, name: str) -> NDArray[np.int64]:
+    ids = _integers(values, name)
+    if ids.ndim != 1:
+        raise ValueError(f"{name} need one axis, got {ids.ndim}")
+    return ids

@@ -1,0 +1,1 @@
+"""The embedded engine: the `Engine` protocol, its first implementation and what both share."""

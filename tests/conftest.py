@@ -1,0 +1,43 @@
+"""Fixtures that several test modules share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# before torch is imported, and for child processes too: the threads of a tiny model mostly wait
+# for each other, ten times as long when other processes use the same cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def synth_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a loadable checkpoint with tokenizer and an FP8 table of 5 MB."""
+    from rowstream.synth import write_checkpoint
+
+    folder = tmp_path_factory.mktemp("synth") / "tiny-qwen"
+    write_checkpoint(folder, base=2000)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def synth_model(synth_checkpoint: Path) -> Iterator[Any]:
+    """Load the synthetic checkpoint with its table left on disk."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from rowstream.engines.transformers import close, load_model
+
+    model = load_model(synth_checkpoint)
+    yield model
+    close(model)
+
+
+@pytest.fixture(scope="session")
+def synth_tokenizer(synth_checkpoint: Path) -> Any:
+    """Load the synthetic checkpoint's tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoTokenizer.from_pretrained(synth_checkpoint)

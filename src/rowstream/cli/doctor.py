@@ -1,0 +1,130 @@
+"""`rowstream doctor`: prints what the probes found, in words or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rowstream.cli.arguments import Commands, add_command
+from rowstream.cli.text import fields, json_text, size
+
+if TYPE_CHECKING:
+    from rowstream.doctor import IoUring, Report
+
+__all__ = ["add_to"]
+
+_EXAMPLES = """\
+  rowstream doctor
+  rowstream doctor demo
+  rowstream doctor demo --json
+"""
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "doctor",
+        help="say what this machine allows, how fast its disk is, and what auto chooses",
+        description="Say what this machine allows, how fast its disk answers random 4 KiB reads "
+        "(about a second), and what auto chooses and why. Needs no privilege.",
+        examples=_EXAMPLES,
+    )
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        nargs="?",
+        help="checkpoint, file or folder on the disk in question; a folder without a table gets "
+        "a temporary file of 64 MiB (default: the current folder, with such a file)",
+    )
+    parser.add_argument("--json", action="store_true", help="the findings as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Probe and print."""
+    from rowstream.doctor import examine
+
+    report = examine(args.path)
+    print(json_text(asdict(report)) if args.json else _text(report))
+    return 0
+
+
+def _text(report: Report) -> str:
+    device = report.device
+    pairs = [
+        ("machine", report.machine),
+        ("memory", _memory_text(report)),
+        ("file", report.file + (" (temporary, removed)" if report.temporary else "")),
+        (
+            "device",
+            f"{device.name or 'not visible'}, {device.kind}"
+            + (f", {device.model}" if device.model else "")
+            + f"; {device.file_system} at {device.mount_point}",
+        ),
+        ("io_uring", _io_uring_text(report.io_uring)),
+        (
+            "O_DIRECT",
+            f"yes, reads aligned to {report.direct.alignment} bytes"
+            if report.direct.allowed
+            else f"no: {report.direct.reason}; reads go through the page cache",
+        ),
+        ("random reads", _measured_text(report)),
+        (
+            "auto chooses",
+            f"{report.auto.backend} ({report.auto.reason}),"
+            f" {size(report.auto.memory_bytes)} of memory",
+        ),
+    ]
+    pairs += [("note", note) for note in report.notes]
+    pairs.append(("verdict", _verdict_text(report)))
+    return fields(pairs, indent=0)
+
+
+def _memory_text(report: Report) -> str:
+    memory = report.memory
+    text = f"{size(memory.available_bytes)} available"
+    if memory.limit_bytes is not None:
+        text += f", this container is limited to {size(memory.limit_bytes)}"
+    if not report.tables:
+        return text
+    room = min(memory.available_bytes, memory.limit_bytes or memory.available_bytes)
+    fits = "would fit" if report.table_bytes < room else "would not fit"
+    return f"{text}; {', '.join(report.tables)} of {size(report.table_bytes)} {fits}"
+
+
+def _verdict_text(report: Report) -> str:
+    if report.slow is not None:
+        return f"slow: {report.slow}\n{report.expect}"
+    if report.device.kind == "memory":
+        return "the file is in memory already, there is no disk to read"
+    if not report.measured or report.from_device is False:
+        return "unknown, see the note"
+    return "fit for streaming"
+
+
+def _io_uring_text(found: IoUring) -> str:
+    limit = "no limit" if found.locked_memory_bytes is None else size(found.locked_memory_bytes)
+    if found.allowed:
+        parts = [
+            f"{what} {'registered' if done else 'not registered'}"
+            for what, done in (
+                ("buffers", found.registered_buffers),
+                ("files", found.registered_files),
+            )
+        ]
+        text = f"allowed, {', '.join(parts)}"
+    else:
+        text = f"{found.reason}" + (f" ({found.errno})" if found.errno else "")
+    sysctl = "absent" if found.disabled is None else str(found.disabled)
+    text += f"\nsysctl kernel.io_uring_disabled {sysctl}, locked memory (ulimit -l) {limit}"
+    return text if found.advice is None else f"{text}\n{found.advice}"
+
+
+def _measured_text(report: Report) -> str:
+    if not report.measured:
+        return "not measured"
+    lines = [f"{'depth':>5}  {'4 KiB reads/s':>13}  p50 of that many at once"]
+    lines += [f"{m.depth:>5}  {m.reads_per_s:>13,.0f}  {m.p50_us:,.0f} us" for m in report.measured]
+    return "\n".join(lines)

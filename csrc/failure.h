@@ -1,4 +1,5 @@
-// What the core throws when a read fails; the bindings turn it into rowstream.ReadError.
+// What the core throws when a read fails; the bindings turn it into
+// rowstream.ReadError.
 #pragma once
 
 #include <cstdint>
@@ -7,23 +8,24 @@
 
 namespace rowstream {
 
-// `code` is an errno; a read that came short carries EIO together with needed and got.
+// `code` is an errno, `reason` what strerror says unless there is something
+// better to say.
 struct ReadFailure : std::system_error {
-  ReadFailure(int code, std::string path_, uint64_t offset_ = 0, uint64_t needed_ = 0,
-              uint64_t got_ = 0)
+  ReadFailure(int code, std::string path_, uint64_t offset_ = 0,
+              uint64_t needed_ = 0, uint64_t got_ = 0, std::string reason_ = {})
       : std::system_error(code, std::system_category(), path_),
-        path(std::move(path_)),
-        offset(offset_),
-        needed(needed_),
-        got(got_) {}
+        path(std::move(path_)), reason(std::move(reason_)), offset(offset_),
+        needed(needed_), got(got_) {}
 
   std::string path;
+  std::string reason;
   uint64_t offset;
   uint64_t needed;
   uint64_t got;
 };
 
-// the object was closed, or opened before a fork; the bindings pick the Python type
+// the object was closed, or opened before a fork; the bindings pick the Python
+// type
 struct ClosedError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -37,4 +39,4 @@ struct Unavailable : std::runtime_error {
 // the poll callback asked to stop; whoever set it knows why
 struct Interrupted : std::exception {};
 
-}  // namespace rowstream
+} // namespace rowstream

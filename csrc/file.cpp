@@ -19,24 +19,44 @@
 namespace rowstream {
 namespace {
 
-// statx by hand: the C library of older build images has neither the mask nor the fields
-// (STATX_DIOALIGN: Linux 6.1; both offsets from the kernel's struct statx)
+// statx by hand: the C library of older build images has neither the mask nor
+// the fields (STATX_DIOALIGN: Linux 6.1; both offsets from the kernel's struct
+// statx)
 constexpr unsigned kStatxDioAlign = 0x2000;
 constexpr size_t kDioOffsetAlignAt = 156;
 
-// nothing: the file system does not say. 0: it says that it takes no direct reads.
+// false with errno where that is no regular file
+bool identity_of(int fd, FileIdentity &identity) {
+  struct stat st{};
+  if (fstat(fd, &st) != 0)
+    return false;
+  if (!S_ISREG(st.st_mode)) {
+    errno = S_ISDIR(st.st_mode) ? EISDIR : EINVAL;
+    return false;
+  }
+  identity = {st.st_dev, st.st_ino, st.st_size,
+              st.st_mtim.tv_sec * 1'000'000'000 + st.st_mtim.tv_nsec};
+  return true;
+}
+
+// nothing: the file system does not say. 0: it says that it takes no direct
+// reads.
 std::optional<uint32_t> stated_alignment(int fd) {
   std::array<unsigned char, 256> buffer{};
-  if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, kStatxDioAlign, buffer.data()) != 0) return {};
+  if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, kStatxDioAlign,
+              buffer.data()) != 0)
+    return {};
   uint32_t mask = 0;
   uint32_t align = 0;
   std::memcpy(&mask, buffer.data(), sizeof mask);
   std::memcpy(&align, buffer.data() + kDioOffsetAlignAt, sizeof align);
-  if ((mask & kStatxDioAlign) == 0) return {};
+  if ((mask & kStatxDioAlign) == 0)
+    return {};
   return align;
 }
 
-// one real read: "not stated" is not "refused" (tmpfs takes O_DIRECT and states nothing)
+// one real read: "not stated" is not "refused" (tmpfs takes O_DIRECT and states
+// nothing)
 bool takes_direct_read(int fd, uint32_t align) {
   const Pages buffer(4096, "rowstream probe");
   ssize_t got;
@@ -46,22 +66,21 @@ bool takes_direct_read(int fd, uint32_t align) {
   return got >= 0;
 }
 
-}  // namespace
+} // namespace
 
 TableFile::TableFile(std::string path, bool direct) : path_(std::move(path)) {
   buffered_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (buffered_ < 0) throw ReadFailure(errno, path_);
-  struct stat st{};
-  if (fstat(buffered_, &st) != 0 || !S_ISREG(st.st_mode)) {
+  if (buffered_ < 0)
+    throw ReadFailure(errno, path_);
+  if (!identity_of(buffered_, identity_)) {
     const int code = errno;
-    close(buffered_);
-    throw ReadFailure(S_ISDIR(st.st_mode) ? EISDIR : code != 0 ? code : EINVAL, path_);
+    close();
+    throw ReadFailure(code, path_);
   }
-  identity_ = {st.st_dev, st.st_ino, st.st_size,
-               st.st_mtim.tv_sec * 1'000'000'000 + st.st_mtim.tv_nsec};
   struct statfs fs{};
   tmpfs_ = fstatfs(buffered_, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
-  // a row is not followed by the next one: read-ahead would fetch what nobody asked for
+  // a row is not followed by the next one: read-ahead would fetch what nobody
+  // asked for
   posix_fadvise(buffered_, 0, 0, POSIX_FADV_RANDOM);
   if (direct) {
     open_direct();
@@ -89,28 +108,39 @@ void TableFile::open_direct() {
       }
     }
   }
-  close(std::exchange(direct_, -1));
+  ::close(std::exchange(direct_, -1));
   note_ = "the file system takes no direct reads";
 }
 
-void TableFile::read_buffered(const std::string& why) {
+void TableFile::read_buffered(const std::string &why) {
   refused_ = true;
   note_ = why;
 }
 
-TableFile::~TableFile() {
-  if (direct_ >= 0) close(direct_);
-  if (buffered_ >= 0) close(buffered_);
+void TableFile::check_unchanged() const {
+  FileIdentity now;
+  if (!identity_of(buffered_, now))
+    throw ReadFailure(errno, path_);
+  if (now.size != identity_.size || now.mtime_ns != identity_.mtime_ns) {
+    throw ReadFailure(ESTALE, path_, 0, 0, 0,
+                      "file changed since it was opened");
+  }
 }
 
-TableFile::TableFile(TableFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      identity_(other.identity_),
-      note_(std::move(other.note_)),
-      alignment_(other.alignment_),
+void TableFile::close() {
+  if (direct_ >= 0)
+    ::close(std::exchange(direct_, -1));
+  if (buffered_ >= 0)
+    ::close(std::exchange(buffered_, -1));
+}
+
+TableFile::~TableFile() { close(); }
+
+TableFile::TableFile(TableFile &&other) noexcept
+    : path_(std::move(other.path_)), identity_(other.identity_),
+      note_(std::move(other.note_)), alignment_(other.alignment_),
       direct_(std::exchange(other.direct_, -1)),
-      buffered_(std::exchange(other.buffered_, -1)),
-      refused_(other.refused_),
+      buffered_(std::exchange(other.buffered_, -1)), refused_(other.refused_),
       tmpfs_(other.tmpfs_) {}
 
-}  // namespace rowstream
+} // namespace rowstream

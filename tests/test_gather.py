@@ -1,4 +1,4 @@
-"""The contract of every way to open a table: the same bytes, whatever the layout and the request."""
+"""The contract of every way to open a table: the same bytes for any layout and request."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import raw_tables
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import raw_tables
 from raw_tables import KINDS, RawTable, gather
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -226,7 +227,7 @@ def test_any_layout_any_request(data: st.DataObject, tmp_path: Path) -> None:
     table = raw.open(kind, **options)
     assert np.array_equal(gather(table, ids, groups), raw.expected(ids))
     if kind.endswith("-direct") and len(raw.planes) == 1:
-        block = table.files()[0]["alignment"]
+        block = table.files()[0].alignment
         limit = ((raw.row_bytes + block - 2) // block + 1) * block
         wanted = set(ids[ids >= 0].tolist())
         assert table.counters()["reads"] == spans_of(raw, wanted, block, limit)

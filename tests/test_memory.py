@@ -1,4 +1,6 @@
-"""What an open table costs in memory: the same for any size, what `stats` says, and nothing in the page cache."""
+"""What an open table costs in memory: the same for any size, what `stats` says, and nothing in the
+page cache.
+"""
 
 from __future__ import annotations
 

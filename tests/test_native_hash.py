@@ -1,4 +1,6 @@
-"""The native n-gram hash: literal values of the released model's constants, and agreement with NumPy's."""
+"""The native n-gram hash: literal values of the released model's constants, and agreement with
+NumPy's.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,7 @@ EOS = 248044
 # Qwen3.8-Flash-Next, as stored in its checkpoint
 MULTIPLIERS = (23703573157769, 20109073645365, 8052911324071)
 SIZES = tuple(
-    20_000_000 + n
-    for n in (3, 23, 33, 47, 59, 63, 69, 77, 81, 93, 107, 147, 153, 159, 161, 171)
+    20_000_000 + n for n in (3, 23, 33, 47, 59, 63, 69, 77, 81, 93, 107, 147, 153, 159, 161, 171)
 )
 # rows of tokens 1 2 3 4 at the start of a sequence
 EXPECTED = {
@@ -43,7 +44,9 @@ def native(constants: NgramConstants) -> _core.NgramHash:
     )
 
 
-def rows(hash_: _core.NgramHash, heads: int, context: list[int], tokens: list[int]) -> NDArray[np.int64]:
+def rows(
+    hash_: _core.NgramHash, heads: int, context: list[int], tokens: list[int]
+) -> NDArray[np.int64]:
     out = np.full((len(tokens), heads), -7, np.int64)
     hash_.rows(np.array(context, np.int64), np.array(tokens, np.int64), out)
     return out

@@ -1,4 +1,6 @@
-"""What a failing read does: retried where that can help, one error where it cannot, right bytes ever after."""
+"""What a failing read does: retried where that can help, one error where it cannot, right bytes
+ever after.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import raw_tables
-from raw_tables import DISK_KINDS, RawTable, gather
 
+import raw_tables
+from raw_tables import DISK_KINDS, KINDS, RawTable, gather
 from rowstream import ReadError, UnavailableError, _core
+from rowstream._core import Fault
 
 every_disk_kind = pytest.mark.parametrize("kind", DISK_KINDS)
 
@@ -30,7 +33,7 @@ def ids_of(raw: RawTable, tokens: int = 200) -> np.ndarray[tuple[int, int], np.d
 @every_disk_kind
 @pytest.mark.parametrize("result", [-errno.EINTR, -errno.EAGAIN])
 def test_not_now_is_retried(kind: str, result: int, raw: RawTable) -> None:
-    table = raw.open(kind, faults=[(0, 40, result)])
+    table = raw.open(kind, faults=[Fault(0, 40, result=result)])
     ids = ids_of(raw)
     assert np.array_equal(gather(table, ids), raw.expected(ids))
     assert table.counters()["retries"] >= 40
@@ -38,7 +41,8 @@ def test_not_now_is_retried(kind: str, result: int, raw: RawTable) -> None:
 
 @every_disk_kind
 def test_not_now_for_ever_is_an_error(kind: str, raw: RawTable) -> None:
-    table = raw.open(kind, faults=[(0, 10**9, -errno.EAGAIN)])
+    fault = Fault(0, 10**9, result=-errno.EAGAIN)
+    table = raw.open(kind, faults=[fault], read_timeout_s=0.2)
     with pytest.raises(ReadError) as caught:
         gather(table, np.zeros((1, 1), np.int64))
     assert caught.value.errno == errno.EAGAIN
@@ -48,14 +52,14 @@ def test_not_now_for_ever_is_an_error(kind: str, raw: RawTable) -> None:
 @pytest.mark.parametrize("got", [1, 100, 159, 511, 512, 700])
 def test_short_reads_go_on(kind: str, got: int, raw: RawTable) -> None:
     # every other read comes short once; with O_DIRECT the rest starts on a block again
-    table = raw.open(kind, faults=[(n, 1, got) for n in range(0, 400, 2)])
+    table = raw.open(kind, faults=[Fault(n, 1, result=got) for n in range(0, 400, 2)])
     ids = ids_of(raw)
     assert np.array_equal(gather(table, ids), raw.expected(ids))
 
 
 @every_disk_kind
 def test_end_of_file_is_an_error(kind: str, raw: RawTable) -> None:
-    table = raw.open(kind, faults=[(5, 1, 0)])
+    table = raw.open(kind, faults=[Fault(5, 1, result=0)])
     with pytest.raises(ReadError, match="file ends early") as caught:
         gather(table, ids_of(raw))
     assert caught.value.got == 0
@@ -65,18 +69,164 @@ def test_end_of_file_is_an_error(kind: str, raw: RawTable) -> None:
 
 
 @every_disk_kind
-@pytest.mark.parametrize("result", [-errno.EIO, -errno.ENXIO])
-def test_every_read_of_a_gather_fails_once(kind: str, result: int, raw: RawTable) -> None:
+def test_every_read_of_a_gather_fails_once(kind: str, raw: RawTable) -> None:
+    # an error that no retry can help
     ids = ids_of(raw, tokens=3)
-    count = len(np.unique(ids))
-    for number in range(0, count, 5):
-        table = raw.open(kind, faults=[(number, 1, result)], queue_depth=7)
+    dry = raw.open(kind)
+    gather(dry, ids)
+    for number in range(int(dry.counters()["reads"])):
+        table = raw.open(kind, faults=[Fault(number, 1, result=-errno.ENXIO)], queue_depth=7)
         with pytest.raises(ReadError) as caught:
             gather(table, ids)
-        assert caught.value.errno == -result
+        assert caught.value.errno == errno.ENXIO
         assert caught.value.filename in raw.paths
         # the slots are free again and hold nothing of the failed gather
         assert np.array_equal(gather(table, ids), raw.expected(ids))
+
+
+@every_disk_kind
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENODATA, errno.EILSEQ])
+def test_a_medium_error_is_retried_twice(kind: str, code: int, raw: RawTable) -> None:
+    # once the same way, once through the page cache
+    first = np.array([[0]])
+    for failures in (1, 2):
+        table = raw.open(kind, faults=[Fault(0, failures, result=-code)])
+        assert np.array_equal(gather(table, first), raw.expected(first))
+        assert table.counters()["retries"] == failures
+    table = raw.open(kind, faults=[Fault(0, 3, result=-code)])
+    with pytest.raises(ReadError) as caught:
+        gather(table, first)
+    assert caught.value.errno == code
+    assert table.counters()["read_errors"] == 1
+
+
+def bad_sector(raw: RawTable, row: int) -> Fault:
+    """A byte of a row that can never be read."""
+    file, offset, first, _ = next(
+        extent for extent in raw.planes[0][1] if extent[2] <= row < extent[2] + extent[3]
+    )
+    assert file == 0
+    return Fault(at=offset + (row - first) * 160 + 80, result=-errno.EIO)
+
+
+@every_disk_kind
+def test_a_bad_sector_is_an_error_for_its_rows_alone(kind: str, raw: RawTable) -> None:
+    table = raw.open(kind, faults=[bad_sector(raw, 1234)])
+    for _ in range(2):
+        with pytest.raises(ReadError) as caught:
+            gather(table, np.array([[5, 1234, 6]]))
+        assert caught.value.errno == errno.EIO
+    elsewhere = np.array([[5, 6, 3000, 2999, 7000]])
+    assert np.array_equal(gather(table, elsewhere), raw.expected(elsewhere))
+
+
+@every_disk_kind
+def test_zero_rows_where_they_were_asked_for(kind: str, raw: RawTable) -> None:
+    table = raw.open(kind, faults=[bad_sector(raw, 1234)], zero_rows=True)
+    ids = np.array([[5, 1234, 6], [1234, 2000, 2500]])
+    want = raw.expected(ids)
+    want[ids == 1234] = 0
+    assert np.array_equal(gather(table, ids, [3]), want)
+    counters = table.counters()
+    assert (counters["read_errors"], counters["zeroed_rows"]) == (1, 2)
+
+
+@every_disk_kind
+def test_zero_rows_shared_by_a_span_and_by_copies(kind: str, raw: RawTable) -> None:
+    # neighbors share the block that cannot be read; the copy of a lost group is lost as well
+    table = raw.open(kind, faults=[bad_sector(raw, 1234)], zero_rows=True)
+    ids = np.array([[1234, 9], [1234, 9], [77, 78]])
+    want = raw.expected(ids)
+    want[:2, 0] = 0
+    assert np.array_equal(gather(table, ids, [2]), want)
+
+
+@every_disk_kind
+def test_reads_may_arrive_late_and_out_of_order(kind: str, raw: RawTable) -> None:
+    faults = [Fault(n, 1, delay_ms=1 + n % 7) for n in range(0, 3000, 3)]
+    table = raw.open(kind, faults=faults)
+    ids = ids_of(raw)
+    assert np.array_equal(gather(table, ids), raw.expected(ids))
+    assert table.counters()["timeouts"] == 0
+
+
+@every_disk_kind
+def test_a_read_that_never_ends(kind: str, raw: RawTable) -> None:
+    # the ring is left to the read that hangs; gathers go on with another one
+    table = raw.open(kind, faults=[Fault(40, 1, delay_ms=-1)], read_timeout_s=0.3)
+    ids = ids_of(raw)
+    began = time.monotonic()
+    with pytest.raises(ReadError, match=r"no answer for 0\.3 s") as caught:
+        gather(table, ids)
+    assert 0.3 <= time.monotonic() - began < 1.5
+    assert caught.value.errno == errno.ETIMEDOUT
+    assert caught.value.filename in raw.paths
+    for _ in range(3):
+        assert np.array_equal(gather(table, ids), raw.expected(ids))
+    assert table.counters()["timeouts"] == 1
+    began = time.monotonic()
+    table.close()
+    assert time.monotonic() - began < 1.5
+
+
+@every_disk_kind
+def test_a_device_that_never_answers(kind: str, raw: RawTable) -> None:
+    table = raw.open(kind, faults=[Fault(0, 10**9, delay_ms=-1)], read_timeout_s=0.15)
+    for _ in range(4):
+        with pytest.raises(ReadError, match="no answer for"):
+            gather(table, np.array([[0]]))
+    began = time.monotonic()
+    with pytest.raises(ReadError, match="4 earlier gathers still have reads waiting") as caught:
+        gather(table, np.array([[0]]))
+    assert caught.value.errno == errno.ETIMEDOUT
+    assert time.monotonic() - began < 0.1
+
+
+@every_disk_kind
+def test_a_late_answer_does_not_reach_the_next_gather(kind: str, raw: RawTable) -> None:
+    # given up at 0.2 s, it arrives at 0.6 s: into memory that nobody uses any more
+    table = raw.open(kind, faults=[Fault(3, 5, delay_ms=600)], read_timeout_s=0.2)
+    ids = ids_of(raw)
+    with pytest.raises(ReadError, match="no answer"):
+        gather(table, ids)
+    until = time.monotonic() + 0.8
+    while time.monotonic() < until:
+        assert np.array_equal(gather(table, ids), raw.expected(ids))
+
+
+@every_disk_kind
+def test_zero_rows_for_reads_that_never_end(kind: str, raw: RawTable) -> None:
+    table = raw.open(
+        kind, faults=[Fault(2, 1, delay_ms=-1)], read_timeout_s=0.2, zero_rows=True, queue_depth=4
+    )
+    ids = np.arange(0, 6000, 60)[None]
+    found = gather(table, ids)
+    lost = (found == 0).all(axis=-1)
+    assert 1 <= lost.sum() <= 4
+    want = raw.expected(ids)
+    want[lost] = 0
+    assert np.array_equal(found, want)
+    assert table.counters()["zeroed_rows"] == lost.sum()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_changes_after_it_was_opened(kind: str, raw: RawTable) -> None:
+    table = raw.open(kind)
+    ids = np.array([[0, 1]])
+    want = raw.expected(ids)
+    assert np.array_equal(gather(table, ids), want)
+    with open(raw.paths[0], "r+b") as file:
+        file.seek(3000)
+        file.write(b"something else")
+    time.sleep(1.05)  # looked at once a second
+    if kind == "loaded":
+        assert np.array_equal(gather(table, ids), want)
+        return
+    for _ in range(2):
+        with pytest.raises(ReadError, match="file changed since it was opened") as caught:
+            gather(table, ids)
+        assert caught.value.errno == errno.ESTALE
+        assert caught.value.filename == raw.paths[0]
 
 
 @pytest.mark.parametrize("reader", ["uring", "pool"])
@@ -85,19 +235,19 @@ def test_a_refused_direct_read_turns_the_file_buffered(
     reader: str, result: int, raw: RawTable
 ) -> None:
     # the reads in flight beside the first refused one are refused as well
-    table = raw.open(f"{reader}-direct", faults=[(3, 50, result)])
+    table = raw.open(f"{reader}-direct", faults=[Fault(3, 50, result=result)])
     assert isinstance(table, _core.DiskTable)
     ids = ids_of(raw)
     assert np.array_equal(gather(table, ids), raw.expected(ids))
-    refused = [file for file in table.files() if not file["direct"]]
+    refused = [file for file in table.files() if not file.direct]
     assert refused
-    assert all("a direct read was refused" in file["note"] for file in refused)
+    assert all("a direct read was refused" in file.note for file in refused)
     assert np.array_equal(gather(table, ids), raw.expected(ids))
 
 
 @pytest.mark.parametrize("kind", ["uring-buffered", "pool-buffered"])
 def test_a_refused_buffered_read_is_an_error(kind: str, raw: RawTable) -> None:
-    table = raw.open(kind, faults=[(3, 1, -errno.EINVAL)])
+    table = raw.open(kind, faults=[Fault(3, 1, result=-errno.EINVAL)])
     with pytest.raises(ReadError) as caught:
         gather(table, ids_of(raw))
     assert caught.value.errno == errno.EINVAL
@@ -107,6 +257,7 @@ def test_a_refused_buffered_read_is_an_error(kind: str, raw: RawTable) -> None:
 def test_a_truncated_file_is_an_error(kind: str, raw: RawTable) -> None:
     table = raw.open(kind)
     last = np.array([[raw.num_rows - 1]])
+    gather(table, last)  # the look at the file's size is good for a second
     size = os.path.getsize(raw.paths[-1])
     os.truncate(raw.paths[-1], size - 3)
     with pytest.raises(ReadError, match="file ends early") as caught:
@@ -188,3 +339,6 @@ def test_an_explicit_reader_is_one_of_those_there_are(raw: RawTable) -> None:
     for depth in (0, 5000):
         with pytest.raises(ValueError, match="queue_depth"):
             _core.DiskTable(raw.paths, raw.planes, queue_depth=depth)
+    for timeout in (0.0, -1.0, float("nan"), 1e9):
+        with pytest.raises(ValueError, match="read_timeout_s"):
+            _core.DiskTable(raw.paths, raw.planes, read_timeout_s=timeout)

@@ -7,14 +7,14 @@ import pickle
 import threading
 from pathlib import Path
 
-import checkpoints
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import checkpoints
 import rowstream
 from rowstream import ManifestError, RowStore, UnavailableError
-from rowstream.backends import open_table
+from rowstream.backends import ReadOptions, open_table
 
 BACKENDS = ("auto", "disk", "mmap", "pinned")
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -166,8 +166,34 @@ def test_wrong_choices(table: NDArray[np.uint8], tmp_path: Path) -> None:
         RowStore.open(tmp_path, backend="ram")
     with pytest.raises(ValueError, match="reader is one of auto, uring, pool; got 'aio'"):
         RowStore.open(tmp_path, reader="aio")
-    with pytest.raises(ValueError, match="table is one of layers.1.ple; got 'layers.2.ple'"):
+    with pytest.raises(ValueError, match=r"table is one of layers.1.ple; got 'layers.2.ple'"):
         RowStore.open(tmp_path, table="layers.2.ple")
+
+
+def test_zero_rows_is_chosen_by_nobody_but_the_caller(
+    table: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    with RowStore.open(tmp_path) as store:
+        assert store.stats()["on_read_error"] == "raise"
+    with pytest.raises(ValueError, match="on_read_error is one of raise, zero-rows; got 'zeroes'"):
+        RowStore.open(tmp_path, on_read_error="zeroes")
+
+
+def test_zero_rows_are_counted_and_logged(
+    table: NDArray[np.uint8], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RowStore.open(tmp_path, on_read_error="zero-rows") as store:
+        good = store.gather(np.arange(64))
+        assert not caplog.records
+        # the end of the file is gone, and with it the last rows
+        path = store.manifest.files[0].path
+        last = store.manifest.planes[0].extents[-1]
+        os.truncate(path, last.offset + (last.num_rows - 2) * store.row_bytes)
+        found = store.gather(np.arange(64))
+        lost = int((found != good).any(axis=1).sum())
+        assert lost >= 2
+        assert store.stats()["zeroed_rows"] >= lost
+    assert "rows could not be read and are zeroes" in caplog.text
 
 
 def test_a_file_replaced_after_its_header_was_read(
@@ -179,7 +205,7 @@ def test_a_file_replaced_after_its_header_was_read(
     os.replace(path.with_suffix(".new"), path)
     for backend in BACKENDS:
         with pytest.raises(ManifestError, match=r"model.safetensors: identity needs"):
-            open_table(manifest, backend=backend, reader="auto", queue_depth=8)
+            open_table(manifest, backend, ReadOptions())
 
 
 def test_several_tables_need_a_name(tmp_path: Path) -> None:
@@ -196,7 +222,7 @@ def test_several_tables_need_a_name(tmp_path: Path) -> None:
             *checkpoints.hash_buffers(layer),
         ]
     checkpoints.write_file(tmp_path / "model.safetensors", arrays)
-    with pytest.raises(ValueError, match="has 2 tables, name one: layers.1.ple, layers.5.ple"):
+    with pytest.raises(ValueError, match=r"has 2 tables, name one: layers.1.ple, layers.5.ple"):
         RowStore.open(tmp_path)
     for layer, data in tables.items():
         with RowStore.open(tmp_path, table=f"layers.{layer}.ple") as store:
@@ -208,7 +234,7 @@ def test_without_a_config_rows_can_be_gathered(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with RowStore.open(tmp_path) as store:
         assert np.array_equal(store.gather([[3, 1, 2, 0]]), table[[[3, 1, 2, 0]]])
-        with pytest.raises(UnavailableError, match="no config.json"):
+        with pytest.raises(UnavailableError, match=r"no config.json"):
             store.gather_tokens([(None, [1])])
 
 
@@ -221,34 +247,34 @@ def test_closed(table: NDArray[np.uint8], tmp_path: Path) -> None:
             store.gather([0])
 
 
-def test_close_waits_for_gathers(table: NDArray[np.uint8], tmp_path: Path) -> None:
-    for backend in BACKENDS:
-        store = RowStore.open(tmp_path, backend=backend)
-        ids = np.random.default_rng().integers(0, len(table), (4000, HEADS))
-        want = expected(table, ids)
-        wrong = []
-
-        def work(store: RowStore = store, ids: NDArray[np.int64] = ids) -> None:
-            try:
-                while True:
-                    if not np.array_equal(store.gather(ids), want):
-                        wrong.append(backend)
-            except ValueError:
-                pass
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        store.gather(ids)
-        store.close()
-        for thread in threads:
-            thread.join()
-        assert not wrong
-
-
-def test_a_manifest_travels_between_processes(
-    table: NDArray[np.uint8], tmp_path: Path
+def gather_until_closed(
+    store: RowStore, ids: NDArray[np.int64], want: NDArray[np.uint8], wrong: list[str]
 ) -> None:
+    try:
+        while True:
+            if not np.array_equal(store.gather(ids), want):
+                wrong.append(store.backend)
+    except ValueError:
+        pass
+
+
+@every_backend
+def test_close_waits_for_gathers(backend: str, table: NDArray[np.uint8], tmp_path: Path) -> None:
+    store = RowStore.open(tmp_path, backend=backend)
+    ids = np.random.default_rng().integers(0, len(table), (4000, HEADS))
+    wrong: list[str] = []
+    arguments = (store, ids, expected(table, ids), wrong)
+    threads = [threading.Thread(target=gather_until_closed, args=arguments) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    store.gather(ids)
+    store.close()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_manifest_travels_between_processes(table: NDArray[np.uint8], tmp_path: Path) -> None:
     (manifest,) = rowstream.tables(tmp_path)
     with RowStore(pickle.loads(pickle.dumps(manifest))) as store:
         assert np.array_equal(store.gather(np.arange(64)), table)

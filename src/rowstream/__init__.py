@@ -1,6 +1,6 @@
 """Row streaming for embedding tables that are larger than memory.
 
-The table stays in the checkpoint; `RowStore` reads exactly the rows that are asked for. Needs NumPy alone.
+The table stays in the checkpoint; `RowStore` reads the rows that are asked for. Needs NumPy alone.
 """
 
 from rowstream.catalog import tables

@@ -1,6 +1,7 @@
 """Where the rows of an open table live, and why there: opens the native table that answers gathers.
 
-Chooses, checks that the files are still the ones whose headers were read, and owns nothing afterwards.
+Chooses, checks that the files are still the ones whose headers were read, and owns nothing
+afterwards.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,19 @@ from rowstream import _core
 from rowstream.errors import ManifestError
 from rowstream.manifest import FileIdentity, Manifest
 
-__all__ = ["BACKENDS", "READERS", "NativeTable", "OpenTable", "open_table"]
+__all__ = [
+    "BACKENDS",
+    "ON_READ_ERROR",
+    "READERS",
+    "NativeTable",
+    "OpenTable",
+    "ReadOptions",
+    "open_table",
+]
 
 BACKENDS = ("auto", "disk", "mmap", "pinned")
 READERS = ("auto", "uring", "pool")
+ON_READ_ERROR = ("raise", "zero-rows")
 
 
 class NativeTable(Protocol):
@@ -33,11 +43,25 @@ class NativeTable(Protocol):
         self, row_ids: NDArray[np.int64], groups: Sequence[int], out: NDArray[np.uint8], /
     ) -> None: ...
 
-    def files(self) -> list[Any]: ...
+    def files(self) -> Sequence[_core.FileState]: ...
 
-    def counters(self) -> dict[Any, Any]: ...
+    def counters(self) -> dict[str, float]: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How the disk backend reads. Raises ValueError for what cannot be."""
+
+    reader: str = "auto"  # one of READERS
+    queue_depth: int = 128  # reads kept in flight
+    read_timeout_s: float = 10.0  # without any answer while reads are in flight
+    on_read_error: str = "raise"  # one of ON_READ_ERROR; "zero-rows" is never chosen by itself
+
+    def __post_init__(self) -> None:
+        _check("reader", self.reader, READERS)
+        _check("on_read_error", self.on_read_error, ON_READ_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +75,13 @@ class OpenTable:
     queue_depth: int | None  # disk only
 
 
-def open_table(manifest: Manifest, *, backend: str, reader: str, queue_depth: int) -> OpenTable:
-    """Open the files of a manifest with a backend of BACKENDS and, for disk, a reader of READERS.
+def open_table(manifest: Manifest, backend: str, options: ReadOptions) -> OpenTable:
+    """Open the files of a manifest with a backend of BACKENDS.
 
-    Raises UnavailableError where `reader="uring"` cannot run, ManifestError where a file was replaced since
-    its header was read, ReadError where one cannot be opened.
+    Raises UnavailableError where `reader="uring"` cannot run, ManifestError where a file was
+    replaced since its header was read, ReadError where one cannot be opened.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend is one of {', '.join(BACKENDS)}; got {backend!r}")
-    if reader not in READERS:
-        raise ValueError(f"reader is one of {', '.join(READERS)}; got {reader!r}")
+    _check("backend", backend, BACKENDS)
     paths = [os.fspath(file.path) for file in manifest.files]
     planes = [
         (plane.row_bytes, [(e.file, e.offset, e.first_row, e.num_rows) for e in plane.extents])
@@ -72,9 +93,18 @@ def open_table(manifest: Manifest, *, backend: str, reader: str, queue_depth: in
         resident = _core.ResidentTable(paths, planes, mapped=mapped)
         opened = OpenTable(resident, backend, "asked for", None, None)
     else:
-        disk = _core.DiskTable(paths, planes, reader=reader, queue_depth=queue_depth)
-        asked = "asked for" if backend == "disk" else "memory stays constant whatever the table's size"
-        notes = sorted({file["note"] for file in disk.files() if file["note"]})
+        disk = _core.DiskTable(
+            paths,
+            planes,
+            reader=options.reader,
+            queue_depth=options.queue_depth,
+            read_timeout_s=options.read_timeout_s,
+            zero_rows=options.on_read_error == "zero-rows",
+        )
+        asked = (
+            "asked for" if backend == "disk" else "memory stays constant whatever the table's size"
+        )
+        notes = sorted({file.note for file in disk.files() if file.note})
         reason = "; ".join([asked, f"{disk.reader}: {disk.reader_note}", *notes])
         opened = OpenTable(disk, "disk", reason, disk.reader, disk.queue_depth)
     _check_identity(manifest, opened.native)
@@ -83,9 +113,14 @@ def open_table(manifest: Manifest, *, backend: str, reader: str, queue_depth: in
 
 def _check_identity(manifest: Manifest, native: NativeTable) -> None:
     for file, entry in zip(manifest.files, native.files(), strict=True):
-        found = FileIdentity(*entry["identity"])
+        found = FileIdentity(*entry.identity)
         if found != file.identity:
             native.close()
             raise ManifestError.mismatch(
                 "identity", file.identity, found, file=os.path.basename(file.path)
             )
+
+
+def _check(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is one of {', '.join(choices)}; got {value!r}")

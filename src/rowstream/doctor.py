@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from rowstream import _core, catalog
-from rowstream.backends import open_table
+from rowstream.backends import ReadOptions, open_table
 from rowstream.block_device import BlockDevice, device_of
 from rowstream.checkpoint import locate
 from rowstream.errors import ManifestError, UnavailableError
@@ -262,7 +262,7 @@ def _advice(name: str | None, disabled: int | None) -> str | None:
 
 def _auto(subject: _Subject) -> tuple[DirectReads, AutoChoice]:
     if subject.manifests:
-        opened = open_table(subject.manifests[0], backend="auto", reader="auto", queue_depth=128)
+        opened = open_table(subject.manifests[0], "auto", ReadOptions())
         chosen = (opened.backend, opened.reader, opened.reason, opened.native.memory_bytes)
         opened.native.close()
     else:
@@ -272,7 +272,7 @@ def _auto(subject: _Subject) -> tuple[DirectReads, AutoChoice]:
     table = _open(subject, "pool", 1)
     file = table.files()[0]
     table.close()
-    direct = DirectReads(bool(file["direct"]), int(file["alignment"]), file["note"] or None)
+    direct = DirectReads(file.direct, file.alignment, file.note or None)
     return direct, AutoChoice(*chosen)
 
 

@@ -1,4 +1,6 @@
-"""The open table: row ids or tokens in, row bytes out. Checks shapes and types, then one native call.
+"""The open table: row ids or tokens in, row bytes out.
+
+Checks shapes and types, then makes one native call.
 
 Stateless between gathers; any thread may call. Knows no model and no device.
 """
@@ -15,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rowstream import _core, catalog, codecs
-from rowstream.backends import open_table
+from rowstream.backends import ReadOptions, open_table
 from rowstream.errors import UnavailableError
 from rowstream.manifest import Manifest
 
@@ -28,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class RowStore:
-    """A table left where its checkpoint has it; gathers read exactly the rows they are asked for."""
+    """A table left where its checkpoint has it; gathers read exactly the rows asked for."""
 
     def __init__(
         self,
@@ -37,12 +39,14 @@ class RowStore:
         backend: str = "auto",
         reader: str = "auto",
         queue_depth: int = 128,
+        read_timeout_s: float = 10.0,
+        on_read_error: str = "raise",
     ) -> None:
         """Open the table that a manifest describes; see `open` for the arguments."""
         self.manifest = manifest
-        self._table = open_table(
-            manifest, backend=backend, reader=reader, queue_depth=queue_depth
-        )
+        self._options = ReadOptions(reader, queue_depth, read_timeout_s, on_read_error)
+        self._table = open_table(manifest, backend, self._options)
+        self._zeroed_rows = 0.0
         self._hash = _native_hash(manifest)
         _log.info("%s: backend %s (%s)", manifest.name, self.backend, self.reason)
 
@@ -55,15 +59,26 @@ class RowStore:
         backend: str = "auto",
         reader: str = "auto",
         queue_depth: int = 128,
+        read_timeout_s: float = 10.0,
+        on_read_error: str = "raise",
     ) -> RowStore:
         """Open a table of the checkpoint at `path`, a folder, file or id in the local hub cache.
 
-        `table` is the name of one of `rowstream.tables(path)` and may be left out where there is but one.
-        `backend` is "auto", "disk", "mmap" or "pinned"; `reader`, for disk, "auto", "uring" or "pool";
-        `queue_depth` the reads kept in flight. Raises ManifestError, ReadError, UnavailableError, ValueError.
+        `table` is the name of one of `rowstream.tables(path)` and may be left out where there is
+        but one. `backend` is "auto", "disk", "mmap" or "pinned". The rest is for disk: `reader`
+        "auto", "uring" or "pool"; `queue_depth` the reads kept in flight; `read_timeout_s` the
+        seconds without any answer after which a gather fails; `on_read_error` "raise", or
+        "zero-rows" to go on with zeroes for rows that cannot be read, which are counted and
+        logged. Raises ManifestError, ReadError, UnavailableError, ValueError.
         """
-        manifest = _choose(catalog.tables(path), table)
-        return cls(manifest, backend=backend, reader=reader, queue_depth=queue_depth)
+        return cls(
+            _choose(catalog.tables(path), table),
+            backend=backend,
+            reader=reader,
+            queue_depth=queue_depth,
+            read_timeout_s=read_timeout_s,
+            on_read_error=on_read_error,
+        )
 
     @property
     def backend(self) -> str:
@@ -95,15 +110,13 @@ class RowStore:
         """Rows that one token needs."""
         return self.manifest.heads
 
-    def gather(
-        self, row_ids: ArrayLike, out: NDArray[np.uint8] | None = None
-    ) -> NDArray[np.uint8]:
+    def gather(self, row_ids: ArrayLike, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """Fill `out` uint8 [..., row_bytes] with the rows of `row_ids` int64 [...] and return it.
 
-        Where the last axis has `heads` ids they are planned as the n-grams of one token, which is cheaper
-        than as many single rows; the bytes are the same. Id -1 means no row and reads as zeroes. An id
-        outside [-1, num_rows) raises IndexError before anything is read; a failed read raises ReadError and
-        leaves `out` undefined.
+        Where the last axis has `heads` ids they are planned as the n-grams of one token, which is
+        cheaper than as many single rows; the bytes are the same. Id -1 means no row and reads as
+        zeroes. An id outside [-1, num_rows) raises IndexError before anything is read; a failed
+        read raises ReadError and leaves `out` undefined.
         """
         ids = _integers(row_ids, "row_ids")
         out = self._checked_out(out, (*ids.shape, self.row_bytes))
@@ -112,6 +125,8 @@ class RowStore:
         heads = self.heads if by_token else 1
         flat = ids.reshape(-1, heads)
         self._table.native.gather(flat, groups, out.reshape(len(flat), heads, self.row_bytes))
+        if self._options.on_read_error == "zero-rows":
+            self._log_zeroed_rows()
         return out
 
     def gather_tokens(
@@ -119,8 +134,9 @@ class RowStore:
     ) -> NDArray[np.uint8]:
         """Fill `out` uint8 [tokens, heads, row_bytes] with the rows of all tokens of all runs.
 
-        A run is (context, tokens): the `ngram_size - 1` ids before its first token, or None at the start of
-        a sequence, and the tokens. An id outside the vocabulary raises ValueError. See `gather`.
+        A run is (context, tokens): the `ngram_size - 1` ids before its first token, or None at the
+        start of a sequence, and the tokens. An id outside the vocabulary raises ValueError. See
+        `gather`.
         """
         ids = [self.row_ids(context, tokens) for context, tokens in runs]
         rows = np.concatenate(ids) if ids else np.empty((0, self.heads), np.int64)
@@ -131,7 +147,8 @@ class RowStore:
         constants = self.manifest.hash
         if constants is None or self._hash is None:
             raise UnavailableError(
-                f"{self.manifest.name}: tokens cannot be hashed: {self.manifest.root} has no config.json"
+                f"{self.manifest.name}: tokens cannot be hashed: "
+                f"{self.manifest.root} has no config.json"
             )
         if context is None:
             before = np.full(constants.ngram_size - 1, constants.eos, np.int64)
@@ -151,9 +168,10 @@ class RowStore:
     def stats(self) -> dict[str, Any]:
         """Return what the store is and has done since it was opened.
 
-        `memory_bytes` is all that the store holds (scratch, bounce, rings, a pinned table); pages of a
-        mapped table belong to the page cache. `reads` are the reads issued, `duplicate_rows` the rows that
-        another row of the same gather served, `gather_s` the seconds spent in gathers.
+        `memory_bytes` is all that the store holds (scratch, bounce, rings, a pinned table); pages
+        of a mapped table belong to the page cache. `reads` are the reads issued, `duplicate_rows`
+        the rows that another row of the same gather served, `gather_s` the seconds spent in
+        gathers.
         """
         return {
             "table": self.manifest.name,
@@ -162,6 +180,7 @@ class RowStore:
             "reader": self._table.reader,
             "queue_depth": self._table.queue_depth,
             "reason": self.reason,
+            "on_read_error": self._options.on_read_error,
             "memory_bytes": self._table.native.memory_bytes,
             **self._table.native.counters(),
         }
@@ -186,6 +205,17 @@ class RowStore:
             f"RowStore({self.manifest.name}, {self.num_rows} rows of {self.row_bytes} bytes, "
             f"{self.backend})"
         )
+
+    def _log_zeroed_rows(self) -> None:
+        total = self._table.native.counters()["zeroed_rows"]
+        if total > self._zeroed_rows:
+            _log.error(
+                "%s: %d rows could not be read and are zeroes, %d since the start",
+                self.manifest.name,
+                total - self._zeroed_rows,
+                total,
+            )
+            self._zeroed_rows = total
 
     def _checked_out(
         self, out: NDArray[np.uint8] | None, shape: tuple[int, ...]

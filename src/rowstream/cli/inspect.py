@@ -56,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(manifest: Manifest) -> dict[str, Any]:
     """Return all that `inspect --json` says about a table."""
-    from rowstream.backends import open_table
+    from rowstream.backends import ReadOptions, open_table
 
-    opened = open_table(manifest, backend="auto", reader="auto", queue_depth=128)
+    opened = open_table(manifest, "auto", ReadOptions())
     try:
         native = opened.native.files()
     finally:
         opened.native.close()
-    alignments = [int(file["alignment"]) for file in native]
+    alignments = [file.alignment for file in native]
     planes = [_plane(plane, alignments) for plane in manifest.planes]
     rows = manifest.num_rows
     return {
@@ -95,9 +95,9 @@ def describe(manifest: Manifest) -> dict[str, Any]:
                 "file_bytes": file.identity.size,
                 "stored_bytes": os.stat(file.path).st_blocks * 512,
                 "shards": sum(e.file == index for plane in manifest.planes for e in plane.extents),
-                "direct": bool(entry["direct"]),
-                "alignment": int(entry["alignment"]),
-                "note": str(entry["note"]),
+                "direct": entry.direct,
+                "alignment": entry.alignment,
+                "note": entry.note,
             }
             for index, (file, entry) in enumerate(zip(manifest.files, native, strict=True))
         ],

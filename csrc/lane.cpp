@@ -1,0 +1,42 @@
+#include "lane.h"
+
+namespace rowstream {
+
+Lane::Lane(std::unique_ptr<Reader> reader, Pages bounce, unsigned depth,
+           uint32_t slot_bytes)
+    : bounce_(std::move(bounce)), reader_(std::move(reader)),
+      slot_bytes_(slot_bytes), slots_(depth), done_(depth) {
+  free_.reserve(depth);
+  for (unsigned slot = depth; slot > 0; --slot)
+    free_.push_back(slot - 1);
+}
+
+uint32_t Lane::take(const Span &span) {
+  const uint32_t slot = free_.back();
+  free_.pop_back();
+  slots_[slot] = {span};
+  slots_[slot].busy = true;
+  return slot;
+}
+
+void Lane::release(uint32_t slot) {
+  slots_[slot].busy = false;
+  free_.push_back(slot);
+}
+
+std::span<const Completion> Lane::wait(unsigned at_least) {
+  return std::span(done_).first(reader_->wait(at_least, done_));
+}
+
+bool Lane::drained() {
+  for (const Completion &completion : wait(0))
+    release(completion.slot);
+  return in_flight() == 0;
+}
+
+size_t Lane::memory_bytes() const {
+  return bounce_.size() + reader_->memory_bytes() +
+         slots_.size() * sizeof(Slot) + done_.size() * sizeof(Completion);
+}
+
+} // namespace rowstream

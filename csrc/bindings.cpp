@@ -97,7 +97,7 @@ template <typename Table> std::vector<FileState> files(const Table &table) {
 }
 
 template <typename Table>
-nb::typed<nb::dict, nb::str, double> counters(const Table &table) {
+nb::typed<nb::dict, nb::str, nb::int_> counters(const Table &table) {
   const Counters &counts = table.counters();
   nb::dict dict;
   dict["gathers"] = counts.gathers.load();
@@ -110,7 +110,7 @@ nb::typed<nb::dict, nb::str, double> counters(const Table &table) {
   dict["read_errors"] = counts.read_errors.load();
   dict["timeouts"] = counts.timeouts.load();
   dict["zeroed_rows"] = counts.zeroed_rows.load();
-  dict["gather_s"] = static_cast<double>(counts.gather_ns.load()) * 1e-9;
+  dict["gather_ns"] = counts.gather_ns.load();
   return dict;
 }
 

@@ -46,7 +46,7 @@ class RowStore:
         self.manifest = manifest
         self._options = ReadOptions(reader, queue_depth, read_timeout_s, on_read_error)
         self._table = open_table(manifest, backend, self._options)
-        self._zeroed_rows = 0.0
+        self._zeroed_rows = 0
         self._hash = _native_hash(manifest)
         _log.info("%s: backend %s (%s)", manifest.name, self.backend, self.reason)
 
@@ -173,6 +173,7 @@ class RowStore:
         the rows that another row of the same gather served, `gather_s` the seconds spent in
         gathers.
         """
+        counters = self._table.native.counters()
         return {
             "table": self.manifest.name,
             "table_bytes": self.manifest.table_bytes,
@@ -182,7 +183,8 @@ class RowStore:
             "reason": self.reason,
             "on_read_error": self._options.on_read_error,
             "memory_bytes": self._table.native.memory_bytes,
-            **self._table.native.counters(),
+            "gather_s": counters.pop("gather_ns") * 1e-9,
+            **counters,
         }
 
     def close(self) -> None:

@@ -24,13 +24,10 @@ using namespace nb::literals;
 namespace rowstream {
 namespace {
 
-using RowIds =
-    nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using RowIds = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using Tokens =
-    nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using RowIdsOut =
-    nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Tokens = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RowIdsOut = nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 using ExtentTuple = std::tuple<uint32_t, uint64_t, int64_t, int64_t>;
 using PlaneTuple = std::pair<uint32_t, std::vector<ExtentTuple>>;
@@ -41,20 +38,21 @@ bool signal_pending() {
   return PyErr_CheckSignals() != 0;
 }
 
-template <typename Work> void without_gil(Work work) {
+template <typename Work>
+void without_gil(Work work) {
   try {
     const nb::gil_scoped_release release;
     work();
-  } catch (const Interrupted &) {
-    throw nb::python_error(); // what the signal's handler raised
+  } catch (const Interrupted&) {
+    throw nb::python_error();  // what the signal's handler raised
   }
 }
 
-std::vector<PlaneSpec> plane_specs(const std::vector<PlaneTuple> &planes) {
+std::vector<PlaneSpec> plane_specs(const std::vector<PlaneTuple>& planes) {
   std::vector<PlaneSpec> specs;
-  for (const auto &[row_bytes, extents] : planes) {
+  for (const auto& [row_bytes, extents] : planes) {
     PlaneSpec spec{row_bytes, {}};
-    for (const auto &[file, offset, first_row, num_rows] : extents) {
+    for (const auto& [file, offset, first_row, num_rows] : extents) {
       spec.extents.push_back({file, offset, first_row, num_rows});
     }
     specs.push_back(std::move(spec));
@@ -63,42 +61,37 @@ std::vector<PlaneSpec> plane_specs(const std::vector<PlaneTuple> &planes) {
 }
 
 template <typename Table>
-void gather(Table &table, const RowIds &ids,
-            const std::vector<uint32_t> &groups, const Rows &out) {
+void gather(Table& table, const RowIds& ids, const std::vector<uint32_t>& groups, const Rows& out) {
   size_t heads = 0;
   for (const uint32_t width : groups) {
-    if (width == 0)
-      throw std::invalid_argument("a group has no heads");
+    if (width == 0) throw std::invalid_argument("a group has no heads");
     heads += width;
   }
   if (ids.shape(1) != heads) {
     throw std::invalid_argument("row_ids have " + std::to_string(ids.shape(1)) +
-                                " columns, groups add up to " +
-                                std::to_string(heads));
+                                " columns, groups add up to " + std::to_string(heads));
   }
-  if (out.shape(0) != ids.shape(0) || out.shape(1) != heads ||
-      out.shape(2) != table.row_bytes()) {
-    throw std::invalid_argument(
-        "out needs shape [" + std::to_string(ids.shape(0)) + ", " +
-        std::to_string(heads) + ", " + std::to_string(table.row_bytes()) + "]");
+  if (out.shape(0) != ids.shape(0) || out.shape(1) != heads || out.shape(2) != table.row_bytes()) {
+    throw std::invalid_argument("out needs shape [" + std::to_string(ids.shape(0)) + ", " +
+                                std::to_string(heads) + ", " + std::to_string(table.row_bytes()) +
+                                "]");
   }
-  if (heads == 0)
-    return;
-  const Batch batch{ids.data(), ids.shape(0), groups,
-                    static_cast<unsigned>(heads)};
-  auto *into = reinterpret_cast<std::byte *>(out.data());
+  if (heads == 0) return;
+  const Batch batch{ids.data(), ids.shape(0), groups, static_cast<unsigned>(heads)};
+  auto* into = reinterpret_cast<std::byte*>(out.data());
   without_gil([&] { table.gather(batch, into, signal_pending); });
 }
 
-template <typename Table> std::vector<FileState> files(const Table &table) {
+template <typename Table>
+std::vector<FileState> files(const Table& table) {
   std::vector<FileState> states;
   without_gil([&] { states = table.files(); });
   return states;
 }
 
 template <typename Table>
-nb::typed<nb::dict, nb::str, nb::int_> counters(const Table &table) {
-  const Counters &counts = table.counters();
+nb::typed<nb::dict, nb::str, nb::int_> counters(const Table& table) {
+  const Counters& counts = table.counters();
   nb::dict dict;
   dict["gathers"] = counts.gathers.load();
   dict["rows"] = counts.rows.load();
@@ -114,12 +107,10 @@ nb::typed<nb::dict, nb::str, nb::int_> counters(const Table &table) {
   return dict;
 }
 
-void raise_read_error(const ReadFailure &failure) {
+void raise_read_error(const ReadFailure& failure) {
   const int code = failure.code().value();
-  const nb::object error =
-      nb::module_::import_("rowstream.errors").attr("ReadError");
-  const std::string reason =
-      failure.reason.empty() ? std::strerror(code) : failure.reason;
+  const nb::object error = nb::module_::import_("rowstream.errors").attr("ReadError");
+  const std::string reason = failure.reason.empty() ? std::strerror(code) : failure.reason;
   // not every failure is one of a read
   const bool of_read = failure.needed > 0;
   const auto number = [of_read](uint64_t value) {
@@ -131,115 +122,103 @@ void raise_read_error(const ReadFailure &failure) {
   PyErr_SetObject(error.ptr(), raised.ptr());
 }
 
-void raise_unavailable(const char *text) {
-  const nb::object error =
-      nb::module_::import_("rowstream.errors").attr("UnavailableError");
+void raise_unavailable(const char* text) {
+  const nb::object error = nb::module_::import_("rowstream.errors").attr("UnavailableError");
   PyErr_SetString(error.ptr(), text);
 }
 
 // nanobind itself turns out_of_range into IndexError and invalid_argument into
 // ValueError
-void translate(const std::exception_ptr &exception, void *) {
+void translate(const std::exception_ptr& exception, void*) {
   try {
     std::rethrow_exception(exception);
-  } catch (const ReadFailure &failure) {
+  } catch (const ReadFailure& failure) {
     raise_read_error(failure);
-  } catch (const ForkedError &error) {
+  } catch (const ForkedError& error) {
     raise_unavailable(error.what());
-  } catch (const Unavailable &error) {
+  } catch (const Unavailable& error) {
     raise_unavailable(error.what());
-  } catch (const ClosedError &error) {
+  } catch (const ClosedError& error) {
     PyErr_SetString(PyExc_ValueError, error.what());
-  } catch (const std::system_error &error) {
-    const nb::object raised = nb::borrow(PyExc_OSError)(
-        error.code().value(), std::string(error.what()));
+  } catch (const std::system_error& error) {
+    const nb::object raised =
+        nb::borrow(PyExc_OSError)(error.code().value(), std::string(error.what()));
     PyErr_SetObject(PyExc_OSError, raised.ptr());
   }
 }
 
-template <typename Table> void bind_table(nb::class_<Table> &table) {
+template <typename Table>
+void bind_table(nb::class_<Table>& table) {
   table.def_prop_ro("num_rows", &Table::num_rows)
       .def_prop_ro("row_bytes", &Table::row_bytes)
-      .def_prop_ro("memory_bytes", &Table::memory_bytes,
-                   "Bytes held for the table, all of them.")
-      .def("gather", &gather<Table>, "row_ids"_a.noconvert(), "groups"_a,
-           "out"_a.noconvert(),
+      .def_prop_ro("memory_bytes", &Table::memory_bytes, "Bytes held for the table, all of them.")
+      .def("gather", &gather<Table>, "row_ids"_a.noconvert(), "groups"_a, "out"_a.noconvert(),
            "Fill out uint8 [n, heads, row_bytes] with the rows of row_ids "
            "int64 [n, heads].")
       .def("files", &files<Table>, "What is known of each file.")
       .def("counters", &counters<Table>)
-      .def("close", [](Table &self) { without_gil([&] { self.close(); }); });
+      .def("close", [](Table& self) { without_gil([&] { self.close(); }); });
 }
 
-void bind_core(nb::module_ &m) {
-  m.doc() = "Files, memory and arithmetic of rowstream; knows no model and no "
-            "device.";
+void bind_core(nb::module_& m) {
+  m.doc() =
+      "Files, memory and arithmetic of rowstream; knows no model and no "
+      "device.";
   nb::register_exception_translator(translate);
 
-  nb::class_<FileState>(m, "FileState",
-                        "An open file: how it is read, and why not otherwise.")
+  nb::class_<FileState>(m, "FileState", "An open file: how it is read, and why not otherwise.")
       .def_ro("path", &FileState::path)
       .def_prop_ro(
           "identity",
-          [](const FileState &state) {
-            const FileIdentity &identity = state.identity;
-            return std::make_tuple(identity.device, identity.inode,
-                                   identity.size, identity.mtime_ns);
+          [](const FileState& state) {
+            const FileIdentity& identity = state.identity;
+            return std::make_tuple(identity.device, identity.inode, identity.size,
+                                   identity.mtime_ns);
           },
           "Device, inode, size in bytes, modification time in ns.")
       .def_ro("direct", &FileState::direct)
       .def_ro("alignment", &FileState::alignment)
       .def_ro("note", &FileState::note);
 
-  nb::class_<Fault>(m, "Fault",
-                    "For tests: how some reads of a table end, see fault.h.")
+  nb::class_<Fault>(m, "Fault", "For tests: how some reads of a table end, see fault.h.")
       .def(
           "__init__",
-          [](Fault *self, uint64_t first, uint64_t count,
-             std::optional<uint64_t> at, std::optional<int32_t> result,
-             int32_t delay_ms) {
-            new (self) Fault{first, count, at, result, delay_ms};
-          },
-          "first"_a = 0, "count"_a = 0, nb::kw_only(), "at"_a = nb::none(),
-          "result"_a = nb::none(), "delay_ms"_a = 0);
+          [](Fault* self, uint64_t first, uint64_t count, std::optional<uint64_t> at,
+             std::optional<int32_t> result,
+             int32_t delay_ms) { new (self) Fault{first, count, at, result, delay_ms}; },
+          "first"_a = 0, "count"_a = 0, nb::kw_only(), "at"_a = nb::none(), "result"_a = nb::none(),
+          "delay_ms"_a = 0);
 
-  nb::class_<DiskTable> disk(m, "DiskTable",
-                             "A table read from its files, row by row.");
+  nb::class_<DiskTable> disk(m, "DiskTable", "A table read from its files, row by row.");
   disk.def(
           "__init__",
-          [](DiskTable *self, const std::vector<std::string> &paths,
-             const std::vector<PlaneTuple> &planes, std::string reader,
-             unsigned queue_depth, bool direct, double read_timeout_s,
-             bool zero_rows, std::vector<Fault> faults) {
-            const auto on_error =
-                zero_rows ? OnReadError::kZeroRows : OnReadError::kRaise;
+          [](DiskTable* self, const std::vector<std::string>& paths,
+             const std::vector<PlaneTuple>& planes, std::string reader, unsigned queue_depth,
+             bool direct, double read_timeout_s, bool zero_rows, std::vector<Fault> faults) {
+            const auto on_error = zero_rows ? OnReadError::kZeroRows : OnReadError::kRaise;
             new (self) DiskTable(paths, plane_specs(planes),
-                                 {std::move(reader), queue_depth, direct,
-                                  read_timeout_s, on_error, std::move(faults)});
+                                 {std::move(reader), queue_depth, direct, read_timeout_s, on_error,
+                                  std::move(faults)});
           },
-          "paths"_a, "planes"_a, nb::kw_only(), "reader"_a = "auto",
-          "queue_depth"_a = 128, "direct"_a = true, "read_timeout_s"_a = 10.0,
-          "zero_rows"_a = false, "faults"_a = nb::list(),
+          "paths"_a, "planes"_a, nb::kw_only(), "reader"_a = "auto", "queue_depth"_a = 128,
+          "direct"_a = true, "read_timeout_s"_a = 10.0, "zero_rows"_a = false,
+          "faults"_a = nb::list(),
           "planes: (row_bytes, [(file, offset, first_row, num_rows), ...]) "
           "each.")
       .def_prop_ro("reader", &DiskTable::reader_name)
-      .def_prop_ro("reader_note", &DiskTable::reader_note,
-                   "Why it is this reader.")
+      .def_prop_ro("reader_note", &DiskTable::reader_note, "Why it is this reader.")
       .def_prop_ro("queue_depth", &DiskTable::queue_depth);
   bind_table(disk);
 
-  nb::class_<ResidentTable> resident(
-      m, "ResidentTable", "A table mapped into memory, or loaded into it.");
+  nb::class_<ResidentTable> resident(m, "ResidentTable",
+                                     "A table mapped into memory, or loaded into it.");
   resident.def(
       "__init__",
-      [](ResidentTable *self, const std::vector<std::string> &paths,
-         const std::vector<PlaneTuple> &planes, bool mapped) {
-        const auto kind = mapped ? ResidentTable::Kind::kMapped
-                                 : ResidentTable::Kind::kLoaded;
-        without_gil([&] {
-          new (self)
-              ResidentTable(paths, plane_specs(planes), kind, signal_pending);
-        });
+      [](ResidentTable* self, const std::vector<std::string>& paths,
+         const std::vector<PlaneTuple>& planes, bool mapped) {
+        const auto kind = mapped ? ResidentTable::Kind::kMapped : ResidentTable::Kind::kLoaded;
+        without_gil(
+            [&] { new (self) ResidentTable(paths, plane_specs(planes), kind, signal_pending); });
       },
       "paths"_a, "planes"_a, nb::kw_only(), "mapped"_a);
   bind_table(resident);
@@ -247,39 +226,34 @@ void bind_core(nb::module_ &m) {
   nb::class_<NgramHash>(m, "NgramHash", "The n-gram hash of qwen4_exp.")
       .def(
           "__init__",
-          [](NgramHash *self, unsigned ngram_size, unsigned heads_per_ngram,
-             int64_t vocab_size, int64_t eos, std::vector<int64_t> multipliers,
-             std::vector<int64_t> sizes, std::vector<int64_t> offsets) {
+          [](NgramHash* self, unsigned ngram_size, unsigned heads_per_ngram, int64_t vocab_size,
+             int64_t eos, std::vector<int64_t> multipliers, std::vector<int64_t> sizes,
+             std::vector<int64_t> offsets) {
             new (self) NgramHash({ngram_size, heads_per_ngram, vocab_size, eos,
-                                  std::move(multipliers), std::move(sizes),
-                                  std::move(offsets)});
+                                  std::move(multipliers), std::move(sizes), std::move(offsets)});
           },
-          nb::kw_only(), "ngram_size"_a, "heads_per_ngram"_a, "vocab_size"_a,
-          "eos"_a, "multipliers"_a, "sizes"_a, "offsets"_a)
+          nb::kw_only(), "ngram_size"_a, "heads_per_ngram"_a, "vocab_size"_a, "eos"_a,
+          "multipliers"_a, "sizes"_a, "offsets"_a)
       .def(
           "rows",
-          [](const NgramHash &self, const Tokens &context, const Tokens &tokens,
-             const RowIdsOut &out) {
+          [](const NgramHash& self, const Tokens& context, const Tokens& tokens,
+             const RowIdsOut& out) {
             if (context.shape(0) != self.context_size()) {
-              throw std::invalid_argument(
-                  "context has " + std::to_string(context.shape(0)) +
-                  " ids, needs " + std::to_string(self.context_size()));
+              throw std::invalid_argument("context has " + std::to_string(context.shape(0)) +
+                                          " ids, needs " + std::to_string(self.context_size()));
             }
-            if (out.shape(0) != tokens.shape(0) ||
-                out.shape(1) != self.heads()) {
-              throw std::invalid_argument(
-                  "out needs shape [" + std::to_string(tokens.shape(0)) + ", " +
-                  std::to_string(self.heads()) + "]");
+            if (out.shape(0) != tokens.shape(0) || out.shape(1) != self.heads()) {
+              throw std::invalid_argument("out needs shape [" + std::to_string(tokens.shape(0)) +
+                                          ", " + std::to_string(self.heads()) + "]");
             }
             const nb::gil_scoped_release release;
-            self.rows(context.data(), tokens.data(), tokens.shape(0),
-                      out.data());
+            self.rows(context.data(), tokens.data(), tokens.shape(0), out.data());
           },
           "context"_a.noconvert(), "tokens"_a.noconvert(), "out"_a.noconvert(),
           "Fill out int64 [n, heads] with the row ids of tokens int64 [n].");
 }
 
-} // namespace
-} // namespace rowstream
+}  // namespace
+}  // namespace rowstream
 
 NB_MODULE(_core, m) { rowstream::bind_core(m); }

@@ -18,7 +18,7 @@
 namespace rowstream {
 
 class DiskTable {
-public:
+ public:
   struct Options {
     std::string reader = "auto";
     unsigned queue_depth = 128;
@@ -28,15 +28,14 @@ public:
     std::vector<Fault> faults;
   };
 
-  DiskTable(const std::vector<std::string> &paths,
-            std::vector<PlaneSpec> planes, Options options);
+  DiskTable(const std::vector<std::string>& paths, std::vector<PlaneSpec> planes, Options options);
   ~DiskTable();
-  DiskTable(const DiskTable &) = delete;
-  DiskTable &operator=(const DiskTable &) = delete;
+  DiskTable(const DiskTable&) = delete;
+  DiskTable& operator=(const DiskTable&) = delete;
 
   int64_t num_rows() const { return source_.num_rows(); }
   uint32_t row_bytes() const { return source_.row_bytes; }
-  const Counters &counters() const { return counters_; }
+  const Counters& counters() const { return counters_; }
   std::string reader_name() const { return reader_name_; }
   std::string reader_note() const { return reader_note_; }
   unsigned queue_depth() const { return options_.queue_depth; }
@@ -47,15 +46,15 @@ public:
   // the first read. Throws std::out_of_range, ReadFailure, Interrupted,
   // ClosedError, ForkedError; after any of them the contents of out are
   // undefined and the next gather works.
-  void gather(const Batch &batch, std::byte *out, Poll poll);
+  void gather(const Batch& batch, std::byte* out, Poll poll);
 
   // Waits for a running gather, and up to the read time-out for reads that were
   // given up.
   void close();
 
-private:
+ private:
   std::unique_ptr<Lane> make_lane();
-  Lane &replace_lane();
+  Lane& replace_lane();
   void reap_parked();
   void check_identities();
 
@@ -63,12 +62,12 @@ private:
   const ReadPolicy policy_;
   const unsigned forks_;
   Source source_;
-  std::vector<int> registered_; // the descriptors that readers are made with
+  std::vector<int> registered_;  // the descriptors that readers are made with
   std::vector<uint32_t> alignments_;
   uint32_t slot_bytes_ = 0;
   std::unique_ptr<Plan> plan_;
   std::shared_ptr<FaultSchedule> faults_;
-  std::unique_ptr<Lane> lane_; // none once closed
+  std::unique_ptr<Lane> lane_;  // none once closed
   std::vector<std::unique_ptr<Lane>> parked_;
   std::string reader_name_;
   std::string reader_note_;
@@ -78,4 +77,4 @@ private:
   Counters counters_;
 };
 
-} // namespace rowstream
+}  // namespace rowstream

@@ -10,45 +10,36 @@ namespace {
 // offsets share a 64-bit sort key with the file's index (plan.cpp)
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 48;
 
-} // namespace
+}  // namespace
 
 Plane::Plane(uint32_t row_bytes, std::vector<Extent> extents)
     : row_bytes_(row_bytes), extents_(std::move(extents)) {
-  if (row_bytes_ == 0)
-    throw std::invalid_argument("a row has no bytes");
-  if (extents_.empty())
-    throw std::invalid_argument("a plane has no extents");
-  for (const Extent &extent : extents_) {
+  if (row_bytes_ == 0) throw std::invalid_argument("a row has no bytes");
+  if (extents_.empty()) throw std::invalid_argument("a plane has no extents");
+  for (const Extent& extent : extents_) {
     if (extent.first_row != num_rows_ || extent.num_rows <= 0) {
-      throw std::invalid_argument(
-          "extent starts at row " + std::to_string(extent.first_row) +
-          " with " + std::to_string(extent.num_rows) +
-          " rows, needs to go on at row " + std::to_string(num_rows_));
+      throw std::invalid_argument("extent starts at row " + std::to_string(extent.first_row) +
+                                  " with " + std::to_string(extent.num_rows) +
+                                  " rows, needs to go on at row " + std::to_string(num_rows_));
     }
     if (extent.offset >= kMaxFileBytes ||
-        static_cast<uint64_t>(extent.num_rows) >
-            (kMaxFileBytes - extent.offset) / row_bytes_) {
-      throw std::invalid_argument("extent at row " +
-                                  std::to_string(extent.first_row) +
+        static_cast<uint64_t>(extent.num_rows) > (kMaxFileBytes - extent.offset) / row_bytes_) {
+      throw std::invalid_argument("extent at row " + std::to_string(extent.first_row) +
                                   " ends past byte 2^48 of its file");
     }
     num_rows_ += extent.num_rows;
   }
   const int64_t first = extents_.front().num_rows;
-  const bool equal =
-      std::all_of(extents_.begin(), extents_.end() - 1,
-                  [first](const Extent &e) { return e.num_rows == first; });
-  if (equal && extents_.back().num_rows <= first)
-    rows_per_extent_ = first;
+  const bool equal = std::all_of(extents_.begin(), extents_.end() - 1,
+                                 [first](const Extent& e) { return e.num_rows == first; });
+  if (equal && extents_.back().num_rows <= first) rows_per_extent_ = first;
 }
 
 size_t Plane::index_of(int64_t row) const {
-  if (rows_per_extent_ > 0)
-    return static_cast<size_t>(row / rows_per_extent_);
-  const auto after = std::upper_bound(
-      extents_.begin(), extents_.end(), row,
-      [](int64_t r, const Extent &e) { return r < e.first_row; });
+  if (rows_per_extent_ > 0) return static_cast<size_t>(row / rows_per_extent_);
+  const auto after = std::upper_bound(extents_.begin(), extents_.end(), row,
+                                      [](int64_t r, const Extent& e) { return r < e.first_row; });
   return static_cast<size_t>(after - extents_.begin()) - 1;
 }
 
-} // namespace rowstream
+}  // namespace rowstream

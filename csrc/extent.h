@@ -9,9 +9,9 @@
 namespace rowstream {
 
 struct Extent {
-  uint32_t file;     // index into the table's files
-  uint64_t offset;   // byte of its first row in that file
-  int64_t first_row; // global id of its first row
+  uint32_t file;      // index into the table's files
+  uint64_t offset;    // byte of its first row in that file
+  int64_t first_row;  // global id of its first row
   int64_t num_rows;
 };
 
@@ -21,30 +21,28 @@ struct Location {
 };
 
 class Plane {
-public:
+ public:
   // Extents are sorted and gapless from row 0. Throws std::invalid_argument.
   Plane(uint32_t row_bytes, std::vector<Extent> extents);
 
   uint32_t row_bytes() const { return row_bytes_; }
   int64_t num_rows() const { return num_rows_; }
-  const std::vector<Extent> &extents() const { return extents_; }
+  const std::vector<Extent>& extents() const { return extents_; }
 
   // 0 <= row < num_rows(), checked by the caller
   Location locate(int64_t row) const {
-    const Extent &extent = extents_[index_of(row)];
+    const Extent& extent = extents_[index_of(row)];
     return {extent.file,
-            extent.offset +
-                static_cast<uint64_t>(row - extent.first_row) * row_bytes_};
+            extent.offset + static_cast<uint64_t>(row - extent.first_row) * row_bytes_};
   }
 
-private:
+ private:
   size_t index_of(int64_t row) const;
 
   uint32_t row_bytes_;
   int64_t num_rows_ = 0;
-  int64_t rows_per_extent_ =
-      0; // all but the last are as long as the first; 0: they are not
+  int64_t rows_per_extent_ = 0;  // all but the last are as long as the first; 0: they are not
   std::vector<Extent> extents_;
 };
 
-} // namespace rowstream
+}  // namespace rowstream

@@ -11,11 +11,14 @@ namespace rowstream {
 // `code` is an errno, `reason` what strerror says unless there is something
 // better to say.
 struct ReadFailure : std::system_error {
-  ReadFailure(int code, std::string path_, uint64_t offset_ = 0,
-              uint64_t needed_ = 0, uint64_t got_ = 0, std::string reason_ = {})
+  ReadFailure(int code, std::string path_, uint64_t offset_ = 0, uint64_t needed_ = 0,
+              uint64_t got_ = 0, std::string reason_ = {})
       : std::system_error(code, std::system_category(), path_),
-        path(std::move(path_)), reason(std::move(reason_)), offset(offset_),
-        needed(needed_), got(got_) {}
+        path(std::move(path_)),
+        reason(std::move(reason_)),
+        offset(offset_),
+        needed(needed_),
+        got(got_) {}
 
   std::string path;
   std::string reason;
@@ -39,4 +42,4 @@ struct Unavailable : std::runtime_error {
 // the poll callback asked to stop; whoever set it knows why
 struct Interrupted : std::exception {};
 
-} // namespace rowstream
+}  // namespace rowstream

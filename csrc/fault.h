@@ -25,31 +25,30 @@ struct Fault {
 
 // counts reads over the life of a table, whichever lane they take
 class FaultSchedule {
-public:
-  explicit FaultSchedule(std::vector<Fault> faults)
-      : faults_(std::move(faults)) {}
-  const Fault *next(const Read &read);
+ public:
+  explicit FaultSchedule(std::vector<Fault> faults) : faults_(std::move(faults)) {}
+  const Fault* next(const Read& read);
 
-private:
+ private:
   std::vector<Fault> faults_;
   uint64_t pushed_ = 0;
 };
 
 class FaultReader final : public Reader {
-public:
-  FaultReader(std::unique_ptr<Reader> inner,
-              std::shared_ptr<FaultSchedule> schedule, unsigned depth);
+ public:
+  FaultReader(std::unique_ptr<Reader> inner, std::shared_ptr<FaultSchedule> schedule,
+              unsigned depth);
 
-  const char *name() const override { return inner_->name(); }
-  void push(const Read &read) override;
+  const char* name() const override { return inner_->name(); }
+  void push(const Read& read) override;
   size_t wait(unsigned at_least, std::span<Completion> done) override;
   size_t memory_bytes() const override { return inner_->memory_bytes(); }
 
-private:
+ private:
   using Clock = std::chrono::steady_clock;
   struct Pending {
     Read read;
-    const Fault *fault;
+    const Fault* fault;
   };
   struct Held {
     Completion completion;
@@ -58,8 +57,8 @@ private:
 
   std::unique_ptr<Reader> inner_;
   std::shared_ptr<FaultSchedule> schedule_;
-  std::vector<Pending> pending_; // by slot
+  std::vector<Pending> pending_;  // by slot
   std::vector<Held> held_;
 };
 
-} // namespace rowstream
+}  // namespace rowstream

@@ -26,10 +26,9 @@ constexpr unsigned kStatxDioAlign = 0x2000;
 constexpr size_t kDioOffsetAlignAt = 156;
 
 // false with errno where that is no regular file
-bool identity_of(int fd, FileIdentity &identity) {
+bool identity_of(int fd, FileIdentity& identity) {
   struct stat st{};
-  if (fstat(fd, &st) != 0)
-    return false;
+  if (fstat(fd, &st) != 0) return false;
   if (!S_ISREG(st.st_mode)) {
     errno = S_ISDIR(st.st_mode) ? EISDIR : EINVAL;
     return false;
@@ -43,15 +42,12 @@ bool identity_of(int fd, FileIdentity &identity) {
 // reads.
 std::optional<uint32_t> stated_alignment(int fd) {
   std::array<unsigned char, 256> buffer{};
-  if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, kStatxDioAlign,
-              buffer.data()) != 0)
-    return {};
+  if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, kStatxDioAlign, buffer.data()) != 0) return {};
   uint32_t mask = 0;
   uint32_t align = 0;
   std::memcpy(&mask, buffer.data(), sizeof mask);
   std::memcpy(&align, buffer.data() + kDioOffsetAlignAt, sizeof align);
-  if ((mask & kStatxDioAlign) == 0)
-    return {};
+  if ((mask & kStatxDioAlign) == 0) return {};
   return align;
 }
 
@@ -66,12 +62,11 @@ bool takes_direct_read(int fd, uint32_t align) {
   return got >= 0;
 }
 
-} // namespace
+}  // namespace
 
 TableFile::TableFile(std::string path, bool direct) : path_(std::move(path)) {
   buffered_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (buffered_ < 0)
-    throw ReadFailure(errno, path_);
+  if (buffered_ < 0) throw ReadFailure(errno, path_);
   if (!identity_of(buffered_, identity_)) {
     const int code = errno;
     close();
@@ -112,35 +107,34 @@ void TableFile::open_direct() {
   note_ = "the file system takes no direct reads";
 }
 
-void TableFile::read_buffered(const std::string &why) {
+void TableFile::read_buffered(const std::string& why) {
   refused_ = true;
   note_ = why;
 }
 
 void TableFile::check_unchanged() const {
   FileIdentity now;
-  if (!identity_of(buffered_, now))
-    throw ReadFailure(errno, path_);
+  if (!identity_of(buffered_, now)) throw ReadFailure(errno, path_);
   if (now.size != identity_.size || now.mtime_ns != identity_.mtime_ns) {
-    throw ReadFailure(ESTALE, path_, 0, 0, 0,
-                      "file changed since it was opened");
+    throw ReadFailure(ESTALE, path_, 0, 0, 0, "file changed since it was opened");
   }
 }
 
 void TableFile::close() {
-  if (direct_ >= 0)
-    ::close(std::exchange(direct_, -1));
-  if (buffered_ >= 0)
-    ::close(std::exchange(buffered_, -1));
+  if (direct_ >= 0) ::close(std::exchange(direct_, -1));
+  if (buffered_ >= 0) ::close(std::exchange(buffered_, -1));
 }
 
 TableFile::~TableFile() { close(); }
 
-TableFile::TableFile(TableFile &&other) noexcept
-    : path_(std::move(other.path_)), identity_(other.identity_),
-      note_(std::move(other.note_)), alignment_(other.alignment_),
+TableFile::TableFile(TableFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      identity_(other.identity_),
+      note_(std::move(other.note_)),
+      alignment_(other.alignment_),
       direct_(std::exchange(other.direct_, -1)),
-      buffered_(std::exchange(other.buffered_, -1)), refused_(other.refused_),
+      buffered_(std::exchange(other.buffered_, -1)),
+      refused_(other.refused_),
       tmpfs_(other.tmpfs_) {}
 
-} // namespace rowstream
+}  // namespace rowstream

@@ -27,14 +27,14 @@ struct FileState {
 };
 
 class TableFile {
-public:
-  TableFile(std::string path, bool direct); // throws ReadFailure
+ public:
+  TableFile(std::string path, bool direct);  // throws ReadFailure
   ~TableFile();
-  TableFile(TableFile &&other) noexcept;
-  TableFile &operator=(TableFile &&) = delete;
+  TableFile(TableFile&& other) noexcept;
+  TableFile& operator=(TableFile&&) = delete;
 
-  const std::string &path() const { return path_; }
-  const FileIdentity &identity() const { return identity_; }
+  const std::string& path() const { return path_; }
+  const FileIdentity& identity() const { return identity_; }
   // offsets and lengths of reads through fd() are multiples of this; 1 when
   // buffered
   uint32_t alignment() const { return direct() ? alignment_ : 1; }
@@ -43,22 +43,20 @@ public:
   bool direct() const { return direct_ >= 0 && !refused_; }
   bool on_tmpfs() const { return tmpfs_; }
   // why reads are buffered, empty while they are direct
-  const std::string &note() const { return note_; }
+  const std::string& note() const { return note_; }
 
   // A direct read was refused after all (EINVAL, EOPNOTSUPP): reads go on
   // through the page cache. Planned spans keep their alignment, which a
   // buffered read takes as well.
-  void read_buffered(const std::string &why);
+  void read_buffered(const std::string& why);
 
   // throws ReadFailure when size or modification time are not those of the
   // opening
   void check_unchanged() const;
-  FileState state() const {
-    return {path_, identity_, direct(), alignment(), note_};
-  }
+  FileState state() const { return {path_, identity_, direct(), alignment(), note_}; }
   void close();
 
-private:
+ private:
   void open_direct();
 
   std::string path_;
@@ -71,4 +69,4 @@ private:
   bool tmpfs_ = false;
 };
 
-} // namespace rowstream
+}  // namespace rowstream

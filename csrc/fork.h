@@ -8,4 +8,4 @@ namespace rowstream {
 // grows by one in the child of each fork of this process
 unsigned fork_generation() noexcept;
 
-} // namespace rowstream
+}  // namespace rowstream

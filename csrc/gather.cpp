@@ -26,54 +26,52 @@ constexpr unsigned kMaxShort = 8;
 // errors of a medium or a transport, which another try or another path may not
 // meet
 bool may_pass(int code) {
-  return code == EIO || code == ENODATA || code == EREMOTEIO ||
-         code == EILSEQ || code == ETIMEDOUT || code == ENOMEM;
+  return code == EIO || code == ENODATA || code == EREMOTEIO || code == EILSEQ ||
+         code == ETIMEDOUT || code == ENOMEM;
 }
 
-} // namespace
+}  // namespace
 
-Gather::Gather(Source &source, Plan &plan, std::span<const uint32_t> alignments,
-               ReadPolicy policy, Counters &counters, std::byte *out)
-    : source_(source), plan_(plan), alignments_(alignments), policy_(policy),
-      counters_(counters), out_(out) {}
+Gather::Gather(Source& source, Plan& plan, std::span<const uint32_t> alignments, ReadPolicy policy,
+               Counters& counters, std::byte* out)
+    : source_(source),
+      plan_(plan),
+      alignments_(alignments),
+      policy_(policy),
+      counters_(counters),
+      out_(out) {}
 
-void Gather::run(Lane &first, const std::function<Lane &()> &replace,
-                 Poll poll) {
+void Gather::run(Lane& first, const std::function<Lane&()>& replace, Poll poll) {
   for (const uint32_t row : plan_.missing()) {
     std::memset(out_ + size_t{row} * source_.row_bytes, 0, source_.row_bytes);
   }
-  Lane *lane = &first;
+  Lane* lane = &first;
   Clock::time_point next_poll = Clock::now() + kPollEvery;
   give_up_at_ = Clock::now() + policy_.timeout;
   for (;;) {
     feed(*lane);
-    if (lane->in_flight() == 0)
-      break;
+    if (lane->in_flight() == 0) break;
     bool arrived = false;
     try {
       arrived = reap(*lane);
-    } catch (const std::system_error
-                 &) { // the ring itself is broken, reads in flight with it
+    } catch (const std::system_error&) {  // the ring itself is broken, reads in flight with it
       stop(std::current_exception());
       give_up_at_ = Clock::now();
     }
     const Clock::time_point now = Clock::now();
-    if (arrived && !failure_)
-      give_up_at_ = now + policy_.timeout;
+    if (arrived && !failure_) give_up_at_ = now + policy_.timeout;
     if (now >= give_up_at_ && lane->in_flight() > 0) {
       abandon(*lane);
       lane = &replace();
       give_up_at_ = Clock::now() + policy_.timeout;
     }
     if (now >= next_poll && !failure_) {
-      if (poll())
-        stop(std::make_exception_ptr(Interrupted()));
+      if (poll()) stop(std::make_exception_ptr(Interrupted()));
       next_poll = now + kPollEvery;
     }
   }
-  if (failure_)
-    std::rethrow_exception(failure_);
-  for (const Copy &copy : plan_.copies()) {
+  if (failure_) std::rethrow_exception(failure_);
+  for (const Copy& copy : plan_.copies()) {
     std::memcpy(out_ + size_t{copy.to_row} * source_.row_bytes,
                 out_ + size_t{copy.from_row} * source_.row_bytes,
                 size_t{copy.rows} * source_.row_bytes);
@@ -82,33 +80,29 @@ void Gather::run(Lane &first, const std::function<Lane &()> &replace,
   counters_.missing_rows += plan_.missing().size();
 }
 
-void Gather::feed(Lane &lane) {
+void Gather::feed(Lane& lane) {
   Span span;
   while (more_ && !lane.full()) {
     more_ = plan_.next(span);
-    if (more_)
-      push(lane, lane.take(span));
+    if (more_) push(lane, lane.take(span));
   }
 }
 
 // false when no completion came
-bool Gather::reap(Lane &lane) {
+bool Gather::reap(Lane& lane) {
   const unsigned in_flight = lane.in_flight();
   // In bulk a quarter of the queue per system call. At the end there is nothing
   // to submit in between: the last few are waited for at once, or each would
   // cost a wake-up of its own.
-  const unsigned at_least =
-      more_ ? std::max(1u, lane.depth() / 4) : std::max(in_flight / 2, 32u);
+  const unsigned at_least = more_ ? std::max(1u, lane.depth() / 4) : std::max(in_flight / 2, 32u);
   const auto done = lane.wait(std::min(at_least, in_flight));
-  for (const Completion &completion : done) {
-    const Slot &slot = lane[completion.slot];
+  for (const Completion& completion : done) {
+    const Slot& slot = lane[completion.slot];
     try {
       // after a failure nothing is tried again: what arrives is dropped
-      if (!failure_ && !judge(lane, completion))
-        continue;
-      if (!failure_)
-        copy_rows(slot, lane.bounce_of(completion.slot));
-    } catch (const ReadFailure &) {
+      if (!failure_ && !judge(lane, completion)) continue;
+      if (!failure_) copy_rows(slot, lane.bounce_of(completion.slot));
+    } catch (const ReadFailure&) {
       lose(slot, std::current_exception());
     }
     lane.release(completion.slot);
@@ -118,18 +112,16 @@ bool Gather::reap(Lane &lane) {
 
 // The reads in flight do not end. Their slots stay the kernel's; their rows are
 // lost.
-void Gather::abandon(Lane &lane) {
+void Gather::abandon(Lane& lane) {
   const auto seconds = std::chrono::duration<double>(policy_.timeout).count();
   std::string reason = "no answer for " + std::to_string(seconds);
   reason.erase(reason.find_last_not_of("0.") + 1);
   for (uint32_t number = 0; number < lane.depth() && !failure_; ++number) {
-    if (!lane.busy(number))
-      continue;
-    const Slot &slot = lane[number];
-    lose(slot,
-         std::make_exception_ptr(ReadFailure(
-             ETIMEDOUT, source_.files[slot.span.file].path(), slot.span.offset,
-             slot.span.needed, slot.got, reason + " s")));
+    if (!lane.busy(number)) continue;
+    const Slot& slot = lane[number];
+    lose(slot, std::make_exception_ptr(ReadFailure(ETIMEDOUT, source_.files[slot.span.file].path(),
+                                                   slot.span.offset, slot.span.needed, slot.got,
+                                                   reason + " s")));
   }
   counters_.timeouts += 1;
 }
@@ -140,26 +132,24 @@ void Gather::stop(std::exception_ptr why) {
   give_up_at_ = std::min(give_up_at_, Clock::now() + kDrainFor);
 }
 
-void Gather::lose(const Slot &slot, std::exception_ptr why) {
-  if (failure_)
-    return;
+void Gather::lose(const Slot& slot, std::exception_ptr why) {
+  if (failure_) return;
   counters_.read_errors += 1;
   if (policy_.on_error == OnReadError::kRaise) {
     stop(std::move(why));
     return;
   }
-  for (const Item &item : slot.span.items) {
+  for (const Item& item : slot.span.items) {
     // the whole row: of several planes, one that could not be read spoils the
     // others
-    std::memset(out_ + size_t{item.row} * source_.row_bytes, 0,
-                source_.row_bytes);
+    std::memset(out_ + size_t{item.row} * source_.row_bytes, 0, source_.row_bytes);
   }
   counters_.zeroed_rows += slot.span.items.size();
 }
 
-void Gather::push(Lane &lane, uint32_t number) {
-  Slot &slot = lane[number];
-  const TableFile &file = source_.files[slot.span.file];
+void Gather::push(Lane& lane, uint32_t number) {
+  Slot& slot = lane[number];
+  const TableFile& file = source_.files[slot.span.file];
   slot.direct = file.direct() && !slot.buffered;
   // what arrived is kept, but the rest must start on a block again
   const uint32_t align = alignments_[slot.span.file];
@@ -171,34 +161,28 @@ void Gather::push(Lane &lane, uint32_t number) {
   counters_.read_bytes += slot.span.length - skip;
 }
 
-bool Gather::judge(Lane &lane, const Completion &completion) {
-  Slot &slot = lane[completion.slot];
-  TableFile &file = source_.files[slot.span.file];
+bool Gather::judge(Lane& lane, const Completion& completion) {
+  Slot& slot = lane[completion.slot];
+  TableFile& file = source_.files[slot.span.file];
   const int code = completion.result < 0 ? -completion.result : 0;
   if (code == 0) {
     const uint32_t align = alignments_[slot.span.file];
-    const uint32_t got =
-        slot.got / align * align + static_cast<uint32_t>(completion.result);
-    if (got > slot.got)
-      slot.attempts = 0;
+    const uint32_t got = slot.got / align * align + static_cast<uint32_t>(completion.result);
+    if (got > slot.got) slot.attempts = 0;
     slot.got = std::max(slot.got, got);
     // the last block of a file may be shorter than asked for: what the rows
     // need is there
-    if (slot.got >= slot.span.needed)
-      return true;
+    if (slot.got >= slot.span.needed) return true;
     // nothing, or time and again no more than before, is the end of the file
-    if (completion.result == 0 || slot.attempts >= kMaxShort)
-      fail(slot, EIO, "file ends early");
+    if (completion.result == 0 || slot.attempts >= kMaxShort) fail(slot, EIO, "file ends early");
   } else if (code == EINTR || code == EAGAIN) {
     if (slot.attempts >= kEagerAttempts) {
-      if (slot.attempts - kEagerAttempts >= policy_.timeout / kPause)
-        fail(slot, code);
+      if (slot.attempts - kEagerAttempts >= policy_.timeout / kPause) fail(slot, code);
       std::this_thread::sleep_for(kPause);
     }
   } else if ((code == EINVAL || code == EOPNOTSUPP) && slot.direct) {
     if (file.direct()) {
-      file.read_buffered(std::string("a direct read was refused: ") +
-                         std::strerror(code));
+      file.read_buffered(std::string("a direct read was refused: ") + std::strerror(code));
     }
   } else if (may_pass(code) && slot.errors < 2) {
     // once more the same way, then through the page cache, which may hold the
@@ -213,19 +197,16 @@ bool Gather::judge(Lane &lane, const Completion &completion) {
   return false;
 }
 
-void Gather::fail(const Slot &slot, int code, std::string reason) const {
-  throw ReadFailure(code, source_.files[slot.span.file].path(),
-                    slot.span.offset, slot.span.needed, slot.got,
-                    std::move(reason));
+void Gather::fail(const Slot& slot, int code, std::string reason) const {
+  throw ReadFailure(code, source_.files[slot.span.file].path(), slot.span.offset, slot.span.needed,
+                    slot.got, std::move(reason));
 }
 
-void Gather::copy_rows(const Slot &slot, const std::byte *from) {
-  for (const Item &item : slot.span.items) {
-    std::memcpy(out_ + size_t{item.row} * source_.row_bytes +
-                    source_.starts[item.plane],
-                from + (item.offset() - slot.span.offset),
-                source_.planes[item.plane].row_bytes());
+void Gather::copy_rows(const Slot& slot, const std::byte* from) {
+  for (const Item& item : slot.span.items) {
+    std::memcpy(out_ + size_t{item.row} * source_.row_bytes + source_.starts[item.plane],
+                from + (item.offset() - slot.span.offset), source_.planes[item.plane].row_bytes());
   }
 }
 
-} // namespace rowstream
+}  // namespace rowstream

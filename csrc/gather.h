@@ -21,49 +21,47 @@ using Poll = bool (*)();
 enum class OnReadError { kRaise, kZeroRows };
 
 struct ReadPolicy {
-  std::chrono::nanoseconds
-      timeout; // without any completion, while reads are in flight
+  std::chrono::nanoseconds timeout;  // without any completion, while reads are in flight
   OnReadError on_error;
 };
 
 class Gather {
-public:
+ public:
   // alignments: the block of each file's reads, as the plan has them
-  Gather(Source &source, Plan &plan, std::span<const uint32_t> alignments,
-         ReadPolicy policy, Counters &counters, std::byte *out);
+  Gather(Source& source, Plan& plan, std::span<const uint32_t> alignments, ReadPolicy policy,
+         Counters& counters, std::byte* out);
 
   // Reads what the plan wants and fills out. `replace` parks a lane whose reads
   // do not end and gives another one. Returns or throws with nothing in flight
   // in the lane that is left.
-  void run(Lane &lane, const std::function<Lane &()> &replace, Poll poll);
+  void run(Lane& lane, const std::function<Lane&()>& replace, Poll poll);
 
-private:
+ private:
   using Clock = std::chrono::steady_clock;
 
-  void feed(Lane &lane);
-  bool reap(Lane &lane);
-  void abandon(Lane &lane);
+  void feed(Lane& lane);
+  bool reap(Lane& lane);
+  void abandon(Lane& lane);
   void stop(std::exception_ptr why);
 
-  void push(Lane &lane, uint32_t slot);
+  void push(Lane& lane, uint32_t slot);
   // true when the slot's span is complete, false when it was pushed again
-  bool judge(Lane &lane, const Completion &completion);
-  [[noreturn]] void fail(const Slot &slot, int code,
-                         std::string reason = {}) const;
+  bool judge(Lane& lane, const Completion& completion);
+  [[noreturn]] void fail(const Slot& slot, int code, std::string reason = {}) const;
   // the rows of a span that cannot be read
-  void lose(const Slot &slot, std::exception_ptr why);
-  void copy_rows(const Slot &slot, const std::byte *from);
+  void lose(const Slot& slot, std::exception_ptr why);
+  void copy_rows(const Slot& slot, const std::byte* from);
 
-  Source &source_;
-  Plan &plan_;
+  Source& source_;
+  Plan& plan_;
   std::span<const uint32_t> alignments_;
   const ReadPolicy policy_;
-  Counters &counters_;
-  std::byte *const out_;
+  Counters& counters_;
+  std::byte* const out_;
 
-  bool more_ = true; // the plan has spans left
+  bool more_ = true;  // the plan has spans left
   std::exception_ptr failure_;
   Clock::time_point give_up_at_;
 };
 
-} // namespace rowstream
+}  // namespace rowstream

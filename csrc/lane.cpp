@@ -2,16 +2,17 @@
 
 namespace rowstream {
 
-Lane::Lane(std::unique_ptr<Reader> reader, Pages bounce, unsigned depth,
-           uint32_t slot_bytes)
-    : bounce_(std::move(bounce)), reader_(std::move(reader)),
-      slot_bytes_(slot_bytes), slots_(depth), done_(depth) {
+Lane::Lane(std::unique_ptr<Reader> reader, Pages bounce, unsigned depth, uint32_t slot_bytes)
+    : bounce_(std::move(bounce)),
+      reader_(std::move(reader)),
+      slot_bytes_(slot_bytes),
+      slots_(depth),
+      done_(depth) {
   free_.reserve(depth);
-  for (unsigned slot = depth; slot > 0; --slot)
-    free_.push_back(slot - 1);
+  for (unsigned slot = depth; slot > 0; --slot) free_.push_back(slot - 1);
 }
 
-uint32_t Lane::take(const Span &span) {
+uint32_t Lane::take(const Span& span) {
   const uint32_t slot = free_.back();
   free_.pop_back();
   slots_[slot] = {span};
@@ -29,14 +30,13 @@ std::span<const Completion> Lane::wait(unsigned at_least) {
 }
 
 bool Lane::drained() {
-  for (const Completion &completion : wait(0))
-    release(completion.slot);
+  for (const Completion& completion : wait(0)) release(completion.slot);
   return in_flight() == 0;
 }
 
 size_t Lane::memory_bytes() const {
-  return bounce_.size() + reader_->memory_bytes() +
-         slots_.size() * sizeof(Slot) + done_.size() * sizeof(Completion);
+  return bounce_.size() + reader_->memory_bytes() + slots_.size() * sizeof(Slot) +
+         done_.size() * sizeof(Completion);
 }
 
-} // namespace rowstream
+}  // namespace rowstream

@@ -14,34 +14,28 @@ namespace rowstream {
 // a span on its way: which bytes have arrived, and what has been tried
 struct Slot {
   Span span;
-  uint32_t got = 0;      // bytes from span.offset that have arrived
-  unsigned attempts = 0; // in a row, without a new byte
-  unsigned errors = 0;   // real errors, as opposed to "not now"
-  bool direct =
-      false; // as it was pushed: the file may have been downgraded since
-  bool buffered = false; // direct reads of it failed
+  uint32_t got = 0;       // bytes from span.offset that have arrived
+  unsigned attempts = 0;  // in a row, without a new byte
+  unsigned errors = 0;    // real errors, as opposed to "not now"
+  bool direct = false;    // as it was pushed: the file may have been downgraded since
+  bool buffered = false;  // direct reads of it failed
   bool busy = false;
 };
 
 class Lane {
-public:
-  Lane(std::unique_ptr<Reader> reader, Pages bounce, unsigned depth,
-       uint32_t slot_bytes);
+ public:
+  Lane(std::unique_ptr<Reader> reader, Pages bounce, unsigned depth, uint32_t slot_bytes);
 
-  Reader &reader() { return *reader_; }
+  Reader& reader() { return *reader_; }
   unsigned depth() const { return static_cast<unsigned>(slots_.size()); }
-  unsigned in_flight() const {
-    return depth() - static_cast<unsigned>(free_.size());
-  }
+  unsigned in_flight() const { return depth() - static_cast<unsigned>(free_.size()); }
   bool full() const { return free_.empty(); }
 
-  uint32_t take(const Span &span);
+  uint32_t take(const Span& span);
   void release(uint32_t slot);
   bool busy(uint32_t slot) const { return slots_[slot].busy; }
-  Slot &operator[](uint32_t slot) { return slots_[slot]; }
-  std::byte *bounce_of(uint32_t slot) const {
-    return bounce_.data() + size_t{slot} * slot_bytes_;
-  }
+  Slot& operator[](uint32_t slot) { return slots_[slot]; }
+  std::byte* bounce_of(uint32_t slot) const { return bounce_.data() + size_t{slot} * slot_bytes_; }
 
   // completions of pushed reads, as Reader::wait; valid until the next call
   std::span<const Completion> wait(unsigned at_least);
@@ -51,7 +45,7 @@ public:
   bool drained();
   size_t memory_bytes() const;
 
-private:
+ private:
   // in this order: the reader ends before the memory that it writes to
   Pages bounce_;
   std::unique_ptr<Reader> reader_;
@@ -61,4 +55,4 @@ private:
   std::vector<Completion> done_;
 };
 
-} // namespace rowstream
+}  // namespace rowstream

@@ -10,22 +10,22 @@
 namespace rowstream {
 
 class Pages {
-public:
+ public:
   Pages() = default;
   // zeroed on first touch; the name shows in /proc/self/smaps where the kernel
   // allows it
-  Pages(size_t bytes, const char *name); // throws std::system_error
+  Pages(size_t bytes, const char* name);  // throws std::system_error
   ~Pages();
-  Pages(Pages &&other) noexcept;
-  Pages &operator=(Pages &&other) noexcept;
+  Pages(Pages&& other) noexcept;
+  Pages& operator=(Pages&& other) noexcept;
 
-  std::byte *data() const { return data_; }
+  std::byte* data() const { return data_; }
   size_t size() const { return size_; }
 
-private:
-  std::byte *data_ = nullptr;
+ private:
+  std::byte* data_ = nullptr;
   size_t size_ = 0;
   unsigned forks_ = 0;
 };
 
-} // namespace rowstream
+}  // namespace rowstream

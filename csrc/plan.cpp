@@ -17,7 +17,7 @@ constexpr uint32_t kDigits = 1u << kDigitBits;
 // guest)
 constexpr uint32_t kRadixFrom = 512;
 
-uint64_t hash_ids(const int64_t *ids, uint32_t count) {
+uint64_t hash_ids(const int64_t* ids, uint32_t count) {
   // every id counts: the first alone would put all the tokens of a small head
   // in one chain
   uint64_t hash = count;
@@ -28,35 +28,36 @@ uint64_t hash_ids(const int64_t *ids, uint32_t count) {
   return hash;
 }
 
-template <typename T> std::span<T> carve(std::byte *&at, size_t count) {
-  std::span<T> part(reinterpret_cast<T *>(at), count);
+template <typename T>
+std::span<T> carve(std::byte*& at, size_t count) {
+  std::span<T> part(reinterpret_cast<T*>(at), count);
   at += (count * sizeof(T) + 63) / 64 * 64;
   return part;
 }
 
-} // namespace
+}  // namespace
 
 void check_row_ids(std::span<const int64_t> ids, int64_t num_rows) {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < -1 || ids[i] >= num_rows) {
-      throw std::out_of_range("row id " + std::to_string(ids[i]) +
-                              " at position " + std::to_string(i) +
-                              " is outside [0, " + std::to_string(num_rows) +
+      throw std::out_of_range("row id " + std::to_string(ids[i]) + " at position " +
+                              std::to_string(i) + " is outside [0, " + std::to_string(num_rows) +
                               ")");
     }
   }
 }
 
-Plan::Plan(const std::vector<Plane> &planes, uint32_t rows, uint32_t span_bytes)
-    : planes_(planes), num_rows_(planes.front().num_rows()), max_rows_(rows),
+Plan::Plan(const std::vector<Plane>& planes, uint32_t rows, uint32_t span_bytes)
+    : planes_(planes),
+      num_rows_(planes.front().num_rows()),
+      max_rows_(rows),
       span_bytes_(span_bytes) {
   const size_t items = size_t{rows} * planes.size();
   const size_t table = std::bit_ceil(size_t{rows}) * 2;
-  const size_t bytes = 2 * items * sizeof(Item) + rows * sizeof(int64_t) +
-                       rows * sizeof(Copy) + rows * sizeof(uint32_t) +
-                       table * sizeof(uint32_t) + 6 * 64;
+  const size_t bytes = 2 * items * sizeof(Item) + rows * sizeof(int64_t) + rows * sizeof(Copy) +
+                       rows * sizeof(uint32_t) + table * sizeof(uint32_t) + 6 * 64;
   scratch_ = Pages(bytes, "rowstream plan");
-  std::byte *at = scratch_.data();
+  std::byte* at = scratch_.data();
   items_ = carve<Item>(at, items);
   sorted_ = carve<Item>(at, items);
   ids_ = carve<int64_t>(at, rows);
@@ -65,7 +66,7 @@ Plan::Plan(const std::vector<Plane> &planes, uint32_t rows, uint32_t span_bytes)
   table_ = carve<uint32_t>(at, table);
 }
 
-void Plan::build(const Batch &batch, std::span<const uint32_t> alignments) {
+void Plan::build(const Batch& batch, std::span<const uint32_t> alignments) {
   const size_t rows = batch.tokens * batch.heads;
   std::copy_n(batch.row_ids, rows, ids_.data());
   check_row_ids(ids_.first(rows), num_rows_);
@@ -74,12 +75,10 @@ void Plan::build(const Batch &batch, std::span<const uint32_t> alignments) {
   num_items_ = num_copies_ = num_missing_ = duplicate_rows_ = next_item_ = 0;
   // only as much of the table as this piece needs: clearing all of it would
   // cost a small gather more than its reads
-  table_mask_ = static_cast<uint32_t>(
-      std::bit_ceil(batch.tokens * batch.groups.size() + 1) * 2 - 1);
-  std::fill_n(table_.data(),
-              std::min<size_t>(table_mask_ + size_t{1}, table_.size()), 0u);
   table_mask_ =
-      std::min<uint32_t>(table_mask_, static_cast<uint32_t>(table_.size()) - 1);
+      static_cast<uint32_t>(std::bit_ceil(batch.tokens * batch.groups.size() + 1) * 2 - 1);
+  std::fill_n(table_.data(), std::min<size_t>(table_mask_ + size_t{1}, table_.size()), 0u);
+  table_mask_ = std::min<uint32_t>(table_mask_, static_cast<uint32_t>(table_.size()) - 1);
 
   uint32_t row = 0;
   for (size_t token = 0; token < batch.tokens; ++token) {
@@ -88,12 +87,11 @@ void Plan::build(const Batch &batch, std::span<const uint32_t> alignments) {
       row += width;
     }
   }
-  const uint32_t smallest =
-      *std::min_element(alignments.begin(), alignments.end());
+  const uint32_t smallest = *std::min_element(alignments.begin(), alignments.end());
   sort(static_cast<unsigned>(std::countr_zero(smallest)));
 }
 
-void Plan::add_group(const int64_t *ids, uint32_t first_row, uint32_t rows) {
+void Plan::add_group(const int64_t* ids, uint32_t first_row, uint32_t rows) {
   uint32_t slot = static_cast<uint32_t>(hash_ids(ids, rows)) & table_mask_;
   for (; table_[slot] != 0; slot = (slot + 1) & table_mask_) {
     const uint32_t seen = table_[slot] - 1;
@@ -112,55 +110,44 @@ void Plan::add_group(const int64_t *ids, uint32_t first_row, uint32_t rows) {
     }
     for (uint32_t plane = 0; plane < planes_.size(); ++plane) {
       const Location at = planes_[plane].locate(ids[i]);
-      items_[num_items_++] = {uint64_t{at.file} << 48 | at.offset,
-                              first_row + i, plane};
+      items_[num_items_++] = {uint64_t{at.file} << 48 | at.offset, first_row + i, plane};
     }
   }
 }
 
 // By block: within a block any order will do, so the low bits cost no pass.
 void Plan::sort(unsigned low_bits) {
-  const auto block = [low_bits](const Item &item) {
-    return item.at >> low_bits;
-  };
+  const auto block = [low_bits](const Item& item) { return item.at >> low_bits; };
   if (num_items_ < kRadixFrom) {
-    std::sort(
-        items_.begin(), items_.begin() + num_items_,
-        [&](const Item &a, const Item &b) { return block(a) < block(b); });
+    std::sort(items_.begin(), items_.begin() + num_items_,
+              [&](const Item& a, const Item& b) { return block(a) < block(b); });
     return;
   }
   uint64_t differing = 0;
-  for (const Item &item : items_.first(num_items_))
-    differing |= block(item) ^ block(items_[0]);
+  for (const Item& item : items_.first(num_items_)) differing |= block(item) ^ block(items_[0]);
   std::array<uint32_t, kDigits> starts;
-  for (unsigned shift = 0; shift < 64 && differing >> shift != 0;
-       shift += kDigitBits) {
-    if ((differing >> shift & (kDigits - 1)) == 0)
-      continue;
+  for (unsigned shift = 0; shift < 64 && differing >> shift != 0; shift += kDigitBits) {
+    if ((differing >> shift & (kDigits - 1)) == 0) continue;
     starts.fill(0);
-    for (const Item &item : items_.first(num_items_)) {
+    for (const Item& item : items_.first(num_items_)) {
       ++starts[block(item) >> shift & (kDigits - 1)];
     }
     uint32_t start = 0;
-    for (uint32_t &count : starts)
-      start += std::exchange(count, start);
-    for (const Item &item : items_.first(num_items_)) {
+    for (uint32_t& count : starts) start += std::exchange(count, start);
+    for (const Item& item : items_.first(num_items_)) {
       sorted_[starts[block(item) >> shift & (kDigits - 1)]++] = item;
     }
     std::swap(items_, sorted_);
   }
 }
 
-bool Plan::next(Span &span) {
-  if (next_item_ == num_items_)
-    return false;
+bool Plan::next(Span& span) {
+  if (next_item_ == num_items_) return false;
   const uint32_t first = next_item_;
   span.file = items_[first].file();
   const uint64_t align = alignments_[span.file];
-  const auto start_of = [align](const Item &item) {
-    return item.offset() / align * align;
-  };
-  const auto bytes_end = [this](const Item &item) {
+  const auto start_of = [align](const Item& item) { return item.offset() / align * align; };
+  const auto bytes_end = [this](const Item& item) {
     return item.offset() + planes_[item.plane].row_bytes();
   };
   span.offset = start_of(items_[first]);
@@ -168,13 +155,10 @@ bool Plan::next(Span &span) {
   uint64_t end = (needed + align - 1) / align * align;
   uint32_t last = first + 1;
   for (; last < num_items_; ++last) {
-    const Item &item = items_[last];
-    if (item.file() != span.file || start_of(item) >= end)
-      break;
-    const uint64_t item_end =
-        std::max(end, (bytes_end(item) + align - 1) / align * align);
-    if (item_end - span.offset > span_bytes_)
-      break;
+    const Item& item = items_[last];
+    if (item.file() != span.file || start_of(item) >= end) break;
+    const uint64_t item_end = std::max(end, (bytes_end(item) + align - 1) / align * align);
+    if (item_end - span.offset > span_bytes_) break;
     needed = std::max(needed, bytes_end(item));
     end = item_end;
   }
@@ -185,4 +169,4 @@ bool Plan::next(Span &span) {
   return true;
 }
 
-} // namespace rowstream
+}  // namespace rowstream

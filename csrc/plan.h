@@ -16,15 +16,15 @@ namespace rowstream {
 // a token's rows: `heads` ids in a row, planned as groups of `groups[i]` heads
 // each
 struct Batch {
-  const int64_t *row_ids;
+  const int64_t* row_ids;
   size_t tokens;
   std::span<const uint32_t> groups;
-  unsigned heads; // the sum of groups
+  unsigned heads;  // the sum of groups
 };
 
 // one row wanted: where it lies and which row of the piece's output it fills
 struct Item {
-  uint64_t at; // file << 48 | offset
+  uint64_t at;  // file << 48 | offset
   uint32_t row;
   uint32_t plane;
 
@@ -36,7 +36,7 @@ struct Item {
 struct Span {
   uint64_t offset;
   uint32_t length;
-  uint32_t needed; // bytes from offset that the items really need
+  uint32_t needed;  // bytes from offset that the items really need
   uint32_t file;
   std::span<const Item> items;
 };
@@ -50,45 +50,41 @@ struct Copy {
 };
 
 class Plan {
-public:
+ public:
   // rows: the largest piece. span_bytes: the largest span, one bounce slot.
-  Plan(const std::vector<Plane> &planes, uint32_t rows, uint32_t span_bytes);
+  Plan(const std::vector<Plane>& planes, uint32_t rows, uint32_t span_bytes);
 
   uint32_t max_rows() const { return max_rows_; }
   size_t memory_bytes() const { return scratch_.size(); }
 
   // Plans one piece; alignments[file] is the block of that file's reads. Throws
   // std::out_of_range for an id outside [-1, num_rows).
-  void build(const Batch &batch, std::span<const uint32_t> alignments);
+  void build(const Batch& batch, std::span<const uint32_t> alignments);
 
   // the next span in disk order, or false at the end
-  bool next(Span &span);
+  bool next(Span& span);
 
   std::span<const Copy> copies() const { return copies_.first(num_copies_); }
   // rows of the piece that have no id: they read as zeroes
-  std::span<const uint32_t> missing() const {
-    return missing_.first(num_missing_);
-  }
+  std::span<const uint32_t> missing() const { return missing_.first(num_missing_); }
   uint32_t duplicate_rows() const { return duplicate_rows_; }
 
-private:
-  void add_group(const int64_t *ids, uint32_t first_row, uint32_t rows);
+ private:
+  void add_group(const int64_t* ids, uint32_t first_row, uint32_t rows);
   void sort(unsigned low_bits);
 
-  const std::vector<Plane> &planes_;
+  const std::vector<Plane>& planes_;
   const int64_t num_rows_;
   const uint32_t max_rows_;
   const uint32_t span_bytes_;
 
   Pages scratch_;
   std::span<Item> items_;
-  std::span<Item> sorted_; // the radix sort's other buffer
-  std::span<int64_t>
-      ids_; // read once, so that nobody changes them after the check
+  std::span<Item> sorted_;  // the radix sort's other buffer
+  std::span<int64_t> ids_;  // read once, so that nobody changes them after the check
   std::span<Copy> copies_;
   std::span<uint32_t> missing_;
-  std::span<uint32_t>
-      table_; // open addressing: first row of a group + 1, 0 is empty
+  std::span<uint32_t> table_;  // open addressing: first row of a group + 1, 0 is empty
 
   std::span<const uint32_t> alignments_;
   uint32_t table_mask_ = 0;
@@ -102,4 +98,4 @@ private:
 // throws std::out_of_range naming the first id outside [-1, num_rows)
 void check_row_ids(std::span<const int64_t> ids, int64_t num_rows);
 
-} // namespace rowstream
+}  // namespace rowstream

@@ -9,37 +9,30 @@
 
 namespace rowstream {
 
-ReaderChoice make_reader(const ReaderOptions &options, bool on_tmpfs) {
+ReaderChoice make_reader(const ReaderOptions& options, bool on_tmpfs) {
   const auto pool = [&](std::string note) {
     return ReaderChoice{std::make_unique<Pool>(), std::move(note)};
   };
-  if (options.name == "pool")
-    return pool("asked for");
+  if (options.name == "pool") return pool("asked for");
   if (options.name != "auto" && options.name != "uring") {
-    throw std::invalid_argument("reader is one of auto, uring, pool; got " +
-                                options.name);
+    throw std::invalid_argument("reader is one of auto, uring, pool; got " + options.name);
   }
   const bool asked = options.name == "uring";
   // tmpfs never completes inline: each read would be punted to a kernel worker,
   // three times the CPU of a pread
-  if (on_tmpfs && !asked)
-    return pool("the table is on tmpfs");
+  if (on_tmpfs && !asked) return pool("the table is on tmpfs");
   try {
-    auto ring =
-        std::make_unique<Ring>(options.depth, options.bounce, options.files);
+    auto ring = std::make_unique<Ring>(options.depth, options.bounce, options.files);
     std::string note = asked ? "asked for" : "io_uring is allowed here";
-    if (!ring->note().empty())
-      note += "; " + ring->note();
+    if (!ring->note().empty()) note += "; " + ring->note();
     return {std::move(ring), std::move(note)};
-  } catch (const std::system_error &error) {
+  } catch (const std::system_error& error) {
     // EPERM (seccomp, sysctl), ENOSYS (old kernel), ENOMEM (small locked-memory
     // limit)
-    const std::string why =
-        std::string("io_uring refused: ") + error.code().message();
-    if (asked)
-      throw Unavailable("reader uring: " + why + "; auto would choose pool");
+    const std::string why = std::string("io_uring refused: ") + error.code().message();
+    if (asked) throw Unavailable("reader uring: " + why + "; auto would choose pool");
     return pool(why);
   }
 }
 
-} // namespace rowstream
+}  // namespace rowstream

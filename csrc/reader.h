@@ -17,28 +17,27 @@ namespace rowstream {
 
 struct Read {
   uint64_t offset;
-  std::byte *into;
+  std::byte* into;
   uint32_t length;
-  uint32_t slot; // comes back with the completion; one read per slot at a time
-  uint32_t
-      file; // index of the file, for readers that registered its descriptor
+  uint32_t slot;  // comes back with the completion; one read per slot at a time
+  uint32_t file;  // index of the file, for readers that registered its descriptor
   int fd;
 };
 
 struct Completion {
   uint32_t slot;
-  int32_t result; // bytes read, or -errno
+  int32_t result;  // bytes read, or -errno
 };
 
 // One owner at a time (the table's lock). `into` must stay alive until the
 // completion came.
 class Reader {
-public:
+ public:
   virtual ~Reader() = default;
-  virtual const char *name() const = 0;
+  virtual const char* name() const = 0;
   // queues a read; at most `depth` are in flight. Nothing may reach the kernel
   // before wait().
-  virtual void push(const Read &read) = 0;
+  virtual void push(const Read& read) = 0;
   // Submits what was pushed and returns up to done.size() completions: at least
   // `at_least`, fewer when a signal came or 100 ms went by, so that the caller
   // can look at its poll.
@@ -47,19 +46,19 @@ public:
 };
 
 struct ReaderOptions {
-  std::string name = "auto"; // auto, uring, pool
+  std::string name = "auto";  // auto, uring, pool
   unsigned depth = 128;
-  std::span<std::byte> bounce; // every `into` lies here
-  std::vector<int> files;      // descriptors worth registering
+  std::span<std::byte> bounce;  // every `into` lies here
+  std::vector<int> files;       // descriptors worth registering
 };
 
 struct ReaderChoice {
   std::unique_ptr<Reader> reader;
-  std::string note; // why it is this one
+  std::string note;  // why it is this one
 };
 
 // "uring" throws Unavailable where io_uring cannot run; "auto" falls back to
 // the pool.
-ReaderChoice make_reader(const ReaderOptions &options, bool on_tmpfs);
+ReaderChoice make_reader(const ReaderOptions& options, bool on_tmpfs);
 
-} // namespace rowstream
+}  // namespace rowstream

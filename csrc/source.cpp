@@ -8,60 +8,49 @@ namespace {
 // a file's index and an offset share one 64-bit sort key (plan.h)
 constexpr size_t kMaxFiles = (1u << 16) - 1;
 
-void check_extents(const Plane &plane, const std::vector<TableFile> &files) {
-  for (const Extent &extent : plane.extents()) {
+void check_extents(const Plane& plane, const std::vector<TableFile>& files) {
+  for (const Extent& extent : plane.extents()) {
     if (extent.file >= files.size()) {
-      throw std::invalid_argument("extent names file " +
-                                  std::to_string(extent.file) + ", table has " +
-                                  std::to_string(files.size()));
+      throw std::invalid_argument("extent names file " + std::to_string(extent.file) +
+                                  ", table has " + std::to_string(files.size()));
     }
-    const TableFile &file = files[extent.file];
-    const uint64_t end =
-        extent.offset +
-        static_cast<uint64_t>(extent.num_rows) * plane.row_bytes();
+    const TableFile& file = files[extent.file];
+    const uint64_t end = extent.offset + static_cast<uint64_t>(extent.num_rows) * plane.row_bytes();
     if (end > static_cast<uint64_t>(file.identity().size)) {
-      throw std::invalid_argument(file.path() + ": rows need " +
-                                  std::to_string(end) + " bytes, file has " +
-                                  std::to_string(file.identity().size));
+      throw std::invalid_argument(file.path() + ": rows need " + std::to_string(end) +
+                                  " bytes, file has " + std::to_string(file.identity().size));
     }
   }
 }
 
-} // namespace
+}  // namespace
 
-Source::Source(const std::vector<std::string> &paths,
-               std::vector<PlaneSpec> specs, bool direct) {
-  if (specs.empty())
-    throw std::invalid_argument("a table has no planes");
-  if (paths.size() > kMaxFiles)
-    throw std::invalid_argument("a table has more than 65535 files");
-  for (PlaneSpec &spec : specs) {
+Source::Source(const std::vector<std::string>& paths, std::vector<PlaneSpec> specs, bool direct) {
+  if (specs.empty()) throw std::invalid_argument("a table has no planes");
+  if (paths.size() > kMaxFiles) throw std::invalid_argument("a table has more than 65535 files");
+  for (PlaneSpec& spec : specs) {
     planes.emplace_back(spec.row_bytes, std::move(spec.extents));
     starts.push_back(row_bytes);
     row_bytes += spec.row_bytes;
     if (planes.back().num_rows() != num_rows()) {
       throw std::invalid_argument(
-          "planes differ in rows: " + std::to_string(planes.back().num_rows()) +
-          " and " + std::to_string(num_rows()));
+          "planes differ in rows: " + std::to_string(planes.back().num_rows()) + " and " +
+          std::to_string(num_rows()));
     }
   }
   files.reserve(paths.size());
-  for (const std::string &path : paths)
-    files.emplace_back(path, direct);
-  for (const Plane &plane : planes)
-    check_extents(plane, files);
+  for (const std::string& path : paths) files.emplace_back(path, direct);
+  for (const Plane& plane : planes) check_extents(plane, files);
 }
 
 std::vector<FileState> Source::states() const {
   std::vector<FileState> states;
-  for (const TableFile &file : files)
-    states.push_back(file.state());
+  for (const TableFile& file : files) states.push_back(file.state());
   return states;
 }
 
 void Source::check_unchanged() const {
-  for (const TableFile &file : files)
-    file.check_unchanged();
+  for (const TableFile& file : files) file.check_unchanged();
 }
 
-} // namespace rowstream
+}  // namespace rowstream

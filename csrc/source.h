@@ -19,8 +19,7 @@ struct PlaneSpec {
 struct Source {
   // Opens the files. Throws ReadFailure, and std::invalid_argument where planes
   // differ in rows or an extent ends past its file.
-  Source(const std::vector<std::string> &paths, std::vector<PlaneSpec> specs,
-         bool direct);
+  Source(const std::vector<std::string>& paths, std::vector<PlaneSpec> specs, bool direct);
 
   int64_t num_rows() const { return planes.front().num_rows(); }
   std::vector<FileState> states() const;
@@ -28,9 +27,9 @@ struct Source {
   void check_unchanged() const;
 
   std::vector<Plane> planes;
-  std::vector<uint32_t> starts; // where a plane's bytes begin in an output row
-  uint32_t row_bytes = 0;       // of all planes, one after the other
+  std::vector<uint32_t> starts;  // where a plane's bytes begin in an output row
+  uint32_t row_bytes = 0;        // of all planes, one after the other
   std::vector<TableFile> files;
 };
 
-} // namespace rowstream
+}  // namespace rowstream

@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "failure.h"
 #include "disk.h"
+#include "failure.h"
 #include "resident.h"
 
 namespace {
@@ -109,7 +109,8 @@ int main(int argc, char** argv) {
       DiskTable::Options options;
       options.reader = reader;
       options.queue_depth = 24;
-      for (uint64_t n = 0; faults && n < 400; ++n) options.faults.push_back({.first = n * 97, .count = 1, .at = {}, .result = -ENXIO});
+      for (uint64_t n = 0; faults && n < 400; ++n)
+        options.faults.push_back({.first = n * 97, .count = 1, .at = {}, .result = -ENXIO});
       try {
         DiskTable table({path}, planes, options);
         run(reader, table, bytes, faults);

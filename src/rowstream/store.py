@@ -26,6 +26,7 @@ __all__ = ["RowStore", "Run"]
 # the ngram_size - 1 ids before the tokens (None: the start of a sequence), and the tokens
 Run = tuple[ArrayLike | None, ArrayLike]
 
+_INT64 = np.dtype(np.int64)
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +49,10 @@ class RowStore:
         self._table = open_table(manifest, backend, self._options)
         self._zeroed_rows = 0
         self._hash = _native_hash(manifest)
+        # looked up once: for one token the way through Python is a tenth of the wait
+        self._row_bytes = manifest.row_bytes
+        self._heads = manifest.heads
+        self._groups = manifest.groups
         _log.info("%s: backend %s (%s)", manifest.name, self.backend, self.reason)
 
     @classmethod
@@ -119,12 +124,13 @@ class RowStore:
         read raises ReadError and leaves `out` undefined.
         """
         ids = _integers(row_ids, "row_ids")
-        out = self._checked_out(out, (*ids.shape, self.row_bytes))
-        by_token = ids.ndim > 0 and ids.shape[-1] == self.heads
-        groups = self.manifest.groups if by_token else (1,)
-        heads = self.heads if by_token else 1
-        flat = ids.reshape(-1, heads)
-        self._table.native.gather(flat, groups, out.reshape(len(flat), heads, self.row_bytes))
+        shape, row_bytes = ids.shape, self._row_bytes
+        out = self._checked_out(out, (*shape, row_bytes))
+        by_token = len(shape) > 0 and shape[-1] == self._heads
+        heads, groups = (self._heads, self._groups) if by_token else (1, (1,))
+        tokens = ids.size // heads
+        flat = ids.reshape(tokens, heads)
+        self._table.native.gather(flat, groups, out.reshape(tokens, heads, row_bytes))
         if self._options.on_read_error == "zero-rows":
             self._log_zeroed_rows()
         return out
@@ -260,6 +266,8 @@ def _native_hash(manifest: Manifest) -> _core.NgramHash | None:
 
 
 def _integers(values: ArrayLike, name: str) -> NDArray[np.int64]:
+    if type(values) is np.ndarray and values.dtype == _INT64 and values.flags.c_contiguous:
+        return values
     ids = np.asarray(values)
     if ids.size == 0 and not isinstance(values, np.ndarray):
         ids = ids.astype(np.int64)  # an empty list has no type of its own

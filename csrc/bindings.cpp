@@ -9,9 +9,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <exception>
 
 #include "disk.h"
 #include "failure.h"
@@ -34,19 +37,62 @@ using PlaneTuple = std::pair<uint32_t, std::vector<ExtentTuple>>;
 
 // a pending signal's handler may raise: the gather then ends between two rounds
 bool signal_pending() {
+  // handlers run in the main thread alone; others need not ask for the interpreter's lock
+  if (syscall(SYS_gettid) != getpid()) return false;
   const nb::gil_scoped_acquire gil;
   return PyErr_CheckSignals() != 0;
 }
 
+void take_gil(PyThreadState* state) {
+  try {
+    PyEval_RestoreThread(state);
+  } catch (...) {
+    // An interpreter that ends unwinds, by force, a daemon thread that asks for its lock, and the
+    // frames below us would turn that into abort(). As Python 3.14 does: stay here till exit.
+    for (;;) pause();
+  }
+}
+
 template <typename Work>
 void without_gil(Work work) {
+  std::exception_ptr failure;
+  PyThreadState* const state = PyEval_SaveThread();
   try {
-    const nb::gil_scoped_release release;
     work();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  take_gil(state);
+  if (!failure) return;
+  try {
+    std::rethrow_exception(failure);
   } catch (const Interrupted&) {
     throw nb::python_error();  // what the signal's handler raised
   }
 }
+
+// A signal's handler runs inside the gather that it interrupts: what it calls on the same table
+// would wait for itself.
+class Gathering {
+ public:
+  explicit Gathering(const void* table) : table_(table), outer_(innermost_) { innermost_ = this; }
+  ~Gathering() { innermost_ = outer_; }
+
+  static void refuse(const void* table) {
+    for (const Gathering* at = innermost_; at != nullptr; at = at->outer_) {
+      if (at->table_ == table) {
+        throw std::runtime_error("table is in use by a gather of this very thread");
+      }
+    }
+  }
+
+ private:
+  static thread_local const Gathering* innermost_;
+  const void* const table_;
+  const Gathering* const outer_;
+};
+
+thread_local const Gathering* Gathering::innermost_ = nullptr;
 
 std::vector<PlaneSpec> plane_specs(const std::vector<PlaneTuple>& planes) {
   std::vector<PlaneSpec> specs;
@@ -79,12 +125,15 @@ void gather(Table& table, const RowIds& ids, const std::vector<uint32_t>& groups
   if (heads == 0) return;
   const Batch batch{ids.data(), ids.shape(0), groups, static_cast<unsigned>(heads)};
   auto* into = reinterpret_cast<std::byte*>(out.data());
+  Gathering::refuse(&table);
+  const Gathering gathering(&table);
   without_gil([&] { table.gather(batch, into, signal_pending); });
 }
 
 template <typename Table>
 std::vector<FileState> files(const Table& table) {
   std::vector<FileState> states;
+  Gathering::refuse(&table);
   without_gil([&] { states = table.files(); });
   return states;
 }
@@ -97,6 +146,8 @@ nb::typed<nb::dict, nb::str, nb::int_> counters(const Table& table) {
   dict["rows"] = counts.rows.load();
   dict["duplicate_rows"] = counts.duplicate_rows.load();
   dict["missing_rows"] = counts.missing_rows.load();
+  dict["cached_rows"] = counts.cached_rows.load();
+  dict["ahead_rows"] = counts.ahead_rows.load();
   dict["reads"] = counts.reads.load();
   dict["read_bytes"] = counts.read_bytes.load();
   dict["retries"] = counts.retries.load();
@@ -104,6 +155,18 @@ nb::typed<nb::dict, nb::str, nb::int_> counters(const Table& table) {
   dict["timeouts"] = counts.timeouts.load();
   dict["zeroed_rows"] = counts.zeroed_rows.load();
   dict["gather_ns"] = counts.gather_ns.load();
+  return dict;
+}
+
+nb::typed<nb::dict, nb::str, nb::int_> kept(const DiskTable& table) {
+  nb::dict dict;
+  const Cache* cache = table.cache();
+  dict["cache_bytes"] = cache != nullptr ? cache->memory_bytes() : 0;
+  dict["cache_groups"] = cache != nullptr ? cache->size() : 0;
+  dict["cache_hits"] = cache != nullptr ? cache->hits() : 0;
+  dict["cache_misses"] = cache != nullptr ? cache->misses() : 0;
+  dict["lookahead_reads"] = table.lookahead_counters().reads.load();
+  dict["lookahead_read_bytes"] = table.lookahead_counters().read_bytes.load();
   return dict;
 }
 
@@ -157,7 +220,10 @@ void bind_table(nb::class_<Table>& table) {
            "int64 [n, heads].")
       .def("files", &files<Table>, "What is known of each file.")
       .def("counters", &counters<Table>)
-      .def("close", [](Table& self) { without_gil([&] { self.close(); }); });
+      .def("close", [](Table& self) {
+        Gathering::refuse(&self);
+        without_gil([&] { self.close(); });
+      });
 }
 
 void bind_core(nb::module_& m) {
@@ -165,6 +231,8 @@ void bind_core(nb::module_& m) {
       "Files, memory and arithmetic of rowstream; knows no model and no "
       "device.";
   nb::register_exception_translator(translate);
+  // a daemon thread in mid-gather holds its table when the interpreter ends: no leak to speak of
+  nb::set_leak_warnings(false);
 
   nb::class_<FileState>(m, "FileState", "An open file: how it is read, and why not otherwise.")
       .def_ro("path", &FileState::path)
@@ -194,20 +262,40 @@ void bind_core(nb::module_& m) {
           "__init__",
           [](DiskTable* self, const std::vector<std::string>& paths,
              const std::vector<PlaneTuple>& planes, std::string reader, unsigned queue_depth,
-             bool direct, double read_timeout_s, bool zero_rows, std::vector<Fault> faults) {
+             bool direct, double read_timeout_s, bool zero_rows, uint32_t group_width,
+             size_t cache_bytes, size_t lookahead_bytes, std::vector<Fault> faults) {
             const auto on_error = zero_rows ? OnReadError::kZeroRows : OnReadError::kRaise;
             new (self) DiskTable(paths, plane_specs(planes),
                                  {std::move(reader), queue_depth, direct, read_timeout_s, on_error,
-                                  std::move(faults)});
+                                  group_width, cache_bytes, lookahead_bytes, std::move(faults)});
           },
           "paths"_a, "planes"_a, nb::kw_only(), "reader"_a = "auto", "queue_depth"_a = 128,
-          "direct"_a = true, "read_timeout_s"_a = 10.0, "zero_rows"_a = false,
-          "faults"_a = nb::list(),
+          "direct"_a = true, "read_timeout_s"_a = 10.0, "zero_rows"_a = false, "group_width"_a = 0,
+          "cache_bytes"_a = 0, "lookahead_bytes"_a = 0, "faults"_a = nb::list(),
           "planes: (row_bytes, [(file, offset, first_row, num_rows), ...]) "
           "each.")
       .def_prop_ro("reader", &DiskTable::reader_name)
       .def_prop_ro("reader_note", &DiskTable::reader_note, "Why it is this reader.")
       .def_prop_ro("queue_depth", &DiskTable::queue_depth);
+  disk.def(
+          "prefetch",
+          [](DiskTable& self, const Tokens& row_ids) {
+            uint64_t ticket = 0;
+            without_gil([&] { ticket = self.prefetch({row_ids.data(), row_ids.shape(0)}); });
+            return ticket;
+          },
+          "row_ids"_a.noconvert(), "Start to read groups of rows; returns a ticket's number.")
+      .def(
+          "ticket",
+          [](const DiskTable& self, uint64_t number) {
+            TicketState state;
+            without_gil([&] { state = self.ticket(number); });
+            return std::make_tuple(state.wanted, state.arrived, state.over);
+          },
+          "Rows wanted, rows arrived, and whether no more will be read.")
+      .def("drop",
+           [](DiskTable& self, uint64_t number) { without_gil([&] { self.drop(number); }); })
+      .def("kept", &kept, "What cache and look-ahead hold and have done.");
   bind_table(disk);
 
   nb::class_<ResidentTable> resident(m, "ResidentTable",

@@ -12,6 +12,8 @@ struct Counters {
   std::atomic<uint64_t> rows{0};
   std::atomic<uint64_t> duplicate_rows{0};  // rows that another one of the same piece served
   std::atomic<uint64_t> missing_rows{0};    // id -1
+  std::atomic<uint64_t> cached_rows{0};     // served by the cache
+  std::atomic<uint64_t> ahead_rows{0};      // served by the look-ahead
   std::atomic<uint64_t> reads{0};
   std::atomic<uint64_t> read_bytes{0};
   std::atomic<uint64_t> retries{0};

@@ -8,10 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "cache.h"
 #include "counters.h"
 #include "fault.h"
 #include "gather.h"
 #include "lane.h"
+#include "lookahead.h"
 #include "plan.h"
 #include "source.h"
 
@@ -25,6 +27,10 @@ class DiskTable {
     bool direct = true;
     double read_timeout_s = 10;
     OnReadError on_read_error = OnReadError::kRaise;
+    // tokens come as groups of so many rows, by which rows are kept; 0: nothing is kept
+    uint32_t group_width = 0;
+    size_t cache_bytes = 0;      // rows read before; 0: none
+    size_t lookahead_bytes = 0;  // rows read before they are asked for; 0: none
     std::vector<Fault> faults;
   };
 
@@ -39,24 +45,36 @@ class DiskTable {
   std::string reader_name() const { return reader_name_; }
   std::string reader_note() const { return reader_note_; }
   unsigned queue_depth() const { return options_.queue_depth; }
-  size_t memory_bytes() const { return memory_bytes_; }
+  size_t memory_bytes() const;
   std::vector<FileState> files() const;
+  const Cache* cache() const { return cache_.get(); }
+  const Counters& lookahead_counters() const { return lookahead_counters_; }
 
   // out: tokens * heads rows of row_bytes() each. Every id is checked before
   // the first read. Throws std::out_of_range, ReadFailure, Interrupted,
   // ClosedError, ForkedError; after any of them the contents of out are
   // undefined and the next gather works.
-  void gather(const Batch& batch, std::byte* out, Poll poll);
+  void gather(const Batch& batch, std::byte* out, const Poll& poll);
+
+  // Starts to read the rows of ids, groups of group_width, for gathers to come. Returns at once
+  // with the number of a ticket. Without lookahead_bytes nothing is read.
+  uint64_t prefetch(std::span<const int64_t> ids);
+  TicketState ticket(uint64_t number) const;
+  void drop(uint64_t number);
 
   // Waits for a running gather, and up to the read time-out for reads that were
   // given up.
   void close();
 
  private:
-  std::unique_ptr<Lane> make_lane();
-  Lane& replace_lane();
-  void reap_parked();
+  std::unique_ptr<Lane> make_lane(std::string* note = nullptr) const;
+  Lane& replace(std::unique_ptr<Lane>& lane);
+  size_t reap_parked();
   void check_identities();
+  void gather_piece(const Batch& batch, std::byte* out, const Poll& poll);
+  void read_ahead(std::span<const int64_t> ids, std::byte* out, const Poll& stop);
+  unsigned background_limit() const;
+  bool kept(const Batch& batch) const;
 
   const Options options_;
   const ReadPolicy policy_;
@@ -68,13 +86,27 @@ class DiskTable {
   std::unique_ptr<Plan> plan_;
   std::shared_ptr<FaultSchedule> faults_;
   std::unique_ptr<Lane> lane_;  // none once closed
+  std::mutex parked_mutex_;
   std::vector<std::unique_ptr<Lane>> parked_;
+  std::unique_ptr<Cache> cache_;
   std::string reader_name_;
   std::string reader_note_;
   size_t memory_bytes_ = 0;
   std::chrono::steady_clock::time_point next_identity_check_;
   mutable std::mutex mutex_;
   Counters counters_;
+
+  // the look-ahead's own, used by its thread; made by the first prefetch
+  std::unique_ptr<Plan> ahead_plan_;
+  std::unique_ptr<Lane> ahead_lane_;
+  size_t ahead_lane_bytes_ = 0;
+  Counters lookahead_counters_;
+  std::atomic<unsigned> gathering_{0};  // gathers that wait or run
+  std::atomic<int64_t> last_gather_ns_{INT64_MIN};
+  bool closed_ = false;
+  mutable std::mutex lookahead_mutex_;  // guards its making and its end
+  std::unique_ptr<Lookahead> lookahead_;
+  std::atomic<Lookahead*> ahead_pool_{nullptr};  // the same, for gathers
 };
 
 }  // namespace rowstream

@@ -2,6 +2,7 @@
 // tests name. Always compiled, so that what is tested is what ships.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 
@@ -31,7 +32,7 @@ class FaultSchedule {
 
  private:
   std::vector<Fault> faults_;
-  uint64_t pushed_ = 0;
+  std::atomic<uint64_t> pushed_{0};
 };
 
 class FaultReader final : public Reader {

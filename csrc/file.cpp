@@ -51,8 +51,8 @@ std::optional<uint32_t> stated_alignment(int fd) {
   return align;
 }
 
-// one real read: "not stated" is not "refused" (tmpfs takes O_DIRECT and states
-// nothing)
+// one real read: "not stated" is not "refused" (an overlay over tmpfs takes
+// O_DIRECT and states nothing)
 bool takes_direct_read(int fd, uint32_t align) {
   const Pages buffer(4096, "rowstream probe");
   ssize_t got;
@@ -77,10 +77,14 @@ TableFile::TableFile(std::string path, bool direct) : path_(std::move(path)) {
   // a row is not followed by the next one: read-ahead would fetch what nobody
   // asked for
   posix_fadvise(buffered_, 0, 0, POSIX_FADV_RANDOM);
-  if (direct) {
-    open_direct();
-  } else {
+  if (!direct) {
     note_ = "buffered reads asked for";
+  } else if (tmpfs_) {
+    // it takes O_DIRECT and then copies from memory all the same, whole blocks
+    // where a row would do
+    note_ = "tmpfs has no device to read directly from";
+  } else {
+    open_direct();
   }
 }
 
@@ -107,9 +111,9 @@ void TableFile::open_direct() {
   note_ = "the file system takes no direct reads";
 }
 
-void TableFile::read_buffered(const std::string& why) {
-  refused_ = true;
-  note_ = why;
+std::string TableFile::note() const {
+  const int code = refused_.load(std::memory_order_relaxed);
+  return code == 0 ? note_ : std::string("a direct read was refused: ") + std::strerror(code);
 }
 
 void TableFile::check_unchanged() const {
@@ -134,7 +138,7 @@ TableFile::TableFile(TableFile&& other) noexcept
       alignment_(other.alignment_),
       direct_(std::exchange(other.direct_, -1)),
       buffered_(std::exchange(other.buffered_, -1)),
-      refused_(other.refused_),
+      refused_(other.refused_.load()),
       tmpfs_(other.tmpfs_) {}
 
 }  // namespace rowstream

@@ -4,6 +4,7 @@
 // alignment.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -40,20 +41,20 @@ class TableFile {
   uint32_t alignment() const { return direct() ? alignment_ : 1; }
   int fd() const { return direct() ? direct_ : buffered_; }
   int buffered_fd() const { return buffered_; }
-  bool direct() const { return direct_ >= 0 && !refused_; }
+  bool direct() const { return direct_ >= 0 && refused_.load(std::memory_order_relaxed) == 0; }
   bool on_tmpfs() const { return tmpfs_; }
   // why reads are buffered, empty while they are direct
-  const std::string& note() const { return note_; }
+  std::string note() const;
 
   // A direct read was refused after all (EINVAL, EOPNOTSUPP): reads go on
   // through the page cache. Planned spans keep their alignment, which a
   // buffered read takes as well.
-  void read_buffered(const std::string& why);
+  void read_buffered(int code) { refused_.store(code, std::memory_order_relaxed); }
 
   // throws ReadFailure when size or modification time are not those of the
   // opening
   void check_unchanged() const;
-  FileState state() const { return {path_, identity_, direct(), alignment(), note_}; }
+  FileState state() const { return {path_, identity_, direct(), alignment(), note()}; }
   void close();
 
  private:
@@ -65,7 +66,7 @@ class TableFile {
   uint32_t alignment_ = 512;
   int direct_ = -1;
   int buffered_ = -1;
-  bool refused_ = false;
+  std::atomic<int> refused_{0};  // the errno of a direct read that was; several gathers may find it
   bool tmpfs_ = false;
 };
 

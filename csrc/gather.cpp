@@ -41,7 +41,8 @@ Gather::Gather(Source& source, Plan& plan, std::span<const uint32_t> alignments,
       counters_(counters),
       out_(out) {}
 
-void Gather::run(Lane& first, const std::function<Lane&()>& replace, Poll poll) {
+void Gather::run(Lane& first, const std::function<Lane&()>& replace, const Poll& poll,
+                 const Limit& limit) {
   for (const uint32_t row : plan_.missing()) {
     std::memset(out_ + size_t{row} * source_.row_bytes, 0, source_.row_bytes);
   }
@@ -49,11 +50,12 @@ void Gather::run(Lane& first, const std::function<Lane&()>& replace, Poll poll) 
   Clock::time_point next_poll = Clock::now() + kPollEvery;
   give_up_at_ = Clock::now() + policy_.timeout;
   for (;;) {
-    feed(*lane);
+    const unsigned depth = limit ? std::min(limit(), lane->depth()) : lane->depth();
+    feed(*lane, depth);
     if (lane->in_flight() == 0) break;
     bool arrived = false;
     try {
-      arrived = reap(*lane);
+      arrived = reap(*lane, depth);
     } catch (const std::system_error&) {  // the ring itself is broken, reads in flight with it
       stop(std::current_exception());
       give_up_at_ = Clock::now();
@@ -80,21 +82,21 @@ void Gather::run(Lane& first, const std::function<Lane&()>& replace, Poll poll) 
   counters_.missing_rows += plan_.missing().size();
 }
 
-void Gather::feed(Lane& lane) {
+void Gather::feed(Lane& lane, unsigned limit) {
   Span span;
-  while (more_ && !lane.full()) {
+  while (more_ && lane.in_flight() < limit) {
     more_ = plan_.next(span);
     if (more_) push(lane, lane.take(span));
   }
 }
 
 // false when no completion came
-bool Gather::reap(Lane& lane) {
+bool Gather::reap(Lane& lane, unsigned limit) {
   const unsigned in_flight = lane.in_flight();
   // In bulk a quarter of the queue per system call. At the end there is nothing
   // to submit in between: the last few are waited for at once, or each would
   // cost a wake-up of its own.
-  const unsigned at_least = more_ ? std::max(1u, lane.depth() / 4) : std::max(in_flight / 2, 32u);
+  const unsigned at_least = more_ ? std::max(1u, limit / 4) : std::max(in_flight / 2, 32u);
   const auto done = lane.wait(std::min(at_least, in_flight));
   for (const Completion& completion : done) {
     const Slot& slot = lane[completion.slot];
@@ -145,6 +147,7 @@ void Gather::lose(const Slot& slot, std::exception_ptr why) {
     std::memset(out_ + size_t{item.row} * source_.row_bytes, 0, source_.row_bytes);
   }
   counters_.zeroed_rows += slot.span.items.size();
+  lost_rows_ = true;
 }
 
 void Gather::push(Lane& lane, uint32_t number) {
@@ -181,9 +184,7 @@ bool Gather::judge(Lane& lane, const Completion& completion) {
       std::this_thread::sleep_for(kPause);
     }
   } else if ((code == EINVAL || code == EOPNOTSUPP) && slot.direct) {
-    if (file.direct()) {
-      file.read_buffered(std::string("a direct read was refused: ") + std::strerror(code));
-    }
+    file.read_buffered(code);
   } else if (may_pass(code) && slot.errors < 2) {
     // once more the same way, then through the page cache, which may hold the
     // block

@@ -15,7 +15,9 @@
 namespace rowstream {
 
 // asked every now and then; true ends the gather with Interrupted
-using Poll = bool (*)();
+using Poll = std::function<bool()>;
+// how many reads may be in flight just now, at least one
+using Limit = std::function<unsigned()>;
 
 // what a gather gives for rows that cannot be read
 enum class OnReadError { kRaise, kZeroRows };
@@ -34,13 +36,17 @@ class Gather {
   // Reads what the plan wants and fills out. `replace` parks a lane whose reads
   // do not end and gives another one. Returns or throws with nothing in flight
   // in the lane that is left.
-  void run(Lane& lane, const std::function<Lane&()>& replace, Poll poll);
+  void run(Lane& lane, const std::function<Lane&()>& replace, const Poll& poll,
+           const Limit& limit = {});
+
+  // whether rows were given up and zeroed
+  bool lost_rows() const { return lost_rows_; }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  void feed(Lane& lane);
-  bool reap(Lane& lane);
+  void feed(Lane& lane, unsigned limit);
+  bool reap(Lane& lane, unsigned limit);
   void abandon(Lane& lane);
   void stop(std::exception_ptr why);
 
@@ -60,6 +66,7 @@ class Gather {
   std::byte* const out_;
 
   bool more_ = true;  // the plan has spans left
+  bool lost_rows_ = false;
   std::exception_ptr failure_;
   Clock::time_point give_up_at_;
 };

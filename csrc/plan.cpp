@@ -17,17 +17,6 @@ constexpr uint32_t kDigits = 1u << kDigitBits;
 // guest)
 constexpr uint32_t kRadixFrom = 512;
 
-uint64_t hash_ids(const int64_t* ids, uint32_t count) {
-  // every id counts: the first alone would put all the tokens of a small head
-  // in one chain
-  uint64_t hash = count;
-  for (uint32_t i = 0; i < count; ++i) {
-    hash = (hash ^ static_cast<uint64_t>(ids[i])) * 0x9E3779B97F4A7C15u;
-    hash ^= hash >> 32;
-  }
-  return hash;
-}
-
 template <typename T>
 std::span<T> carve(std::byte*& at, size_t count) {
   std::span<T> part(reinterpret_cast<T*>(at), count);
@@ -55,7 +44,8 @@ Plan::Plan(const std::vector<Plane>& planes, uint32_t rows, uint32_t span_bytes)
   const size_t items = size_t{rows} * planes.size();
   const size_t table = std::bit_ceil(size_t{rows}) * 2;
   const size_t bytes = 2 * items * sizeof(Item) + rows * sizeof(int64_t) + rows * sizeof(Copy) +
-                       rows * sizeof(uint32_t) + table * sizeof(uint32_t) + 6 * 64;
+                       2 * rows * sizeof(uint32_t) + table * sizeof(uint32_t) + 7 * 64;
+  for (const Plane& plane : planes) row_bytes_ += plane.row_bytes();
   scratch_ = Pages(bytes, "rowstream plan");
   std::byte* at = scratch_.data();
   items_ = carve<Item>(at, items);
@@ -63,27 +53,32 @@ Plan::Plan(const std::vector<Plane>& planes, uint32_t rows, uint32_t span_bytes)
   ids_ = carve<int64_t>(at, rows);
   copies_ = carve<Copy>(at, rows);
   missing_ = carve<uint32_t>(at, rows);
+  fresh_ = carve<uint32_t>(at, rows);
   table_ = carve<uint32_t>(at, table);
 }
 
-void Plan::build(const Batch& batch, std::span<const uint32_t> alignments) {
+void Plan::build(const Batch& batch, std::span<const uint32_t> alignments,
+                 std::span<RowPool* const> pools, std::byte* out) {
   const size_t rows = batch.tokens * batch.heads;
   std::copy_n(batch.row_ids, rows, ids_.data());
   check_row_ids(ids_.first(rows), num_rows_);
 
   alignments_ = alignments;
-  num_items_ = num_copies_ = num_missing_ = duplicate_rows_ = next_item_ = 0;
-  // only as much of the table as this piece needs: clearing all of it would
-  // cost a small gather more than its reads
-  table_mask_ =
-      static_cast<uint32_t>(std::bit_ceil(batch.tokens * batch.groups.size() + 1) * 2 - 1);
-  std::fill_n(table_.data(), std::min<size_t>(table_mask_ + size_t{1}, table_.size()), 0u);
-  table_mask_ = std::min<uint32_t>(table_mask_, static_cast<uint32_t>(table_.size()) - 1);
+  pools_ = pools;
+  out_ = out;
+  pooled_rows_ = {};
+  num_items_ = num_copies_ = num_missing_ = num_fresh_ = duplicate_rows_ = next_item_ = 0;
+  // only as much of the table as this piece needs: clearing all of it would cost a small gather
+  // more than its reads
+  const size_t groups = batch.tokens * batch.groups.size();
+  const size_t slots = std::min(std::bit_ceil(groups + 1) * 2, table_.size());
+  std::fill_n(table_.data(), slots, 0u);
+  table_mask_ = static_cast<uint32_t>(slots - 1);
 
   uint32_t row = 0;
   for (size_t token = 0; token < batch.tokens; ++token) {
     for (const uint32_t width : batch.groups) {
-      add_group(&ids_[row], row, width);
+      add_group(row, width);
       row += width;
     }
   }
@@ -91,28 +86,44 @@ void Plan::build(const Batch& batch, std::span<const uint32_t> alignments) {
   sort(static_cast<unsigned>(std::countr_zero(smallest)));
 }
 
-void Plan::add_group(const int64_t* ids, uint32_t first_row, uint32_t rows) {
-  uint32_t slot = static_cast<uint32_t>(hash_ids(ids, rows)) & table_mask_;
+void Plan::add_group(uint32_t first_row, uint32_t width) {
+  const GroupKey key(ids(first_row, width));
+  uint32_t slot = static_cast<uint32_t>(key.hash) & table_mask_;
   for (; table_[slot] != 0; slot = (slot + 1) & table_mask_) {
     const uint32_t seen = table_[slot] - 1;
-    // all ids: two n-grams may share the row of one head by chance
-    if (std::memcmp(&ids_[seen], ids, rows * sizeof *ids) == 0) {
-      copies_[num_copies_++] = {first_row, seen, rows};
-      duplicate_rows_ += rows;
+    if (std::memcmp(&ids_[seen], key.ids.data(), key.ids.size_bytes()) == 0) {
+      copies_[num_copies_++] = {first_row, seen, width};
+      duplicate_rows_ += width;
       return;
     }
   }
   table_[slot] = first_row + 1;
-  for (uint32_t i = 0; i < rows; ++i) {
-    if (ids[i] < 0) {
+  if (pooled(key, first_row)) return;
+  for (uint32_t i = 0; i < width; ++i) {
+    if (key.ids[i] < 0) {
       missing_[num_missing_++] = first_row + i;
       continue;
     }
     for (uint32_t plane = 0; plane < planes_.size(); ++plane) {
-      const Location at = planes_[plane].locate(ids[i]);
+      const Location at = planes_[plane].locate(key.ids[i]);
       items_[num_items_++] = {uint64_t{at.file} << 48 | at.offset, first_row + i, plane};
     }
   }
+}
+
+// The first pool keeps what was read once; what another one had is new to it.
+bool Plan::pooled(const GroupKey& key, uint32_t first_row) {
+  if (pools_.empty()) return false;
+  for (size_t i = 0; i < pools_.size(); ++i) {
+    if (pools_[i] == nullptr || !pools_[i]->take(key, out_ + size_t{first_row} * row_bytes_)) {
+      continue;
+    }
+    pooled_rows_[i] += static_cast<uint32_t>(key.ids.size());
+    if (i > 0) fresh_[num_fresh_++] = first_row;
+    return true;
+  }
+  fresh_[num_fresh_++] = first_row;
+  return false;
 }
 
 // By block: within a block any order will do, so the low bits cost no pass.

@@ -4,11 +4,13 @@
 // time; touches no file.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "extent.h"
+#include "group.h"
 #include "memory.h"
 
 namespace rowstream {
@@ -51,15 +53,17 @@ struct Copy {
 
 class Plan {
  public:
+  static constexpr size_t kMaxPools = 2;
   // rows: the largest piece. span_bytes: the largest span, one bounce slot.
   Plan(const std::vector<Plane>& planes, uint32_t rows, uint32_t span_bytes);
 
   uint32_t max_rows() const { return max_rows_; }
   size_t memory_bytes() const { return scratch_.size(); }
 
-  // Plans one piece; alignments[file] is the block of that file's reads. Throws
-  // std::out_of_range for an id outside [-1, num_rows).
-  void build(const Batch& batch, std::span<const uint32_t> alignments);
+  // Plans one piece; alignments[file] is the block of that file's reads. What a pool has is copied
+  // to out and not read. Throws std::out_of_range for an id outside [-1, num_rows).
+  void build(const Batch& batch, std::span<const uint32_t> alignments,
+             std::span<RowPool* const> pools, std::byte* out);
 
   // the next span in disk order, or false at the end
   bool next(Span& span);
@@ -68,9 +72,17 @@ class Plan {
   // rows of the piece that have no id: they read as zeroes
   std::span<const uint32_t> missing() const { return missing_.first(num_missing_); }
   uint32_t duplicate_rows() const { return duplicate_rows_; }
+  // rows that pool number i had
+  uint32_t pooled_rows(size_t pool) const { return pooled_rows_[pool]; }
+  // first rows of the groups that the first pool had not, and their ids
+  std::span<const uint32_t> fresh() const { return fresh_.first(num_fresh_); }
+  std::span<const int64_t> ids(uint32_t first_row, uint32_t width) const {
+    return ids_.subspan(first_row, width);
+  }
 
  private:
-  void add_group(const int64_t* ids, uint32_t first_row, uint32_t rows);
+  void add_group(uint32_t first_row, uint32_t width);
+  bool pooled(const GroupKey& key, uint32_t first_row);
   void sort(unsigned low_bits);
 
   const std::vector<Plane>& planes_;
@@ -84,13 +96,19 @@ class Plan {
   std::span<int64_t> ids_;  // read once, so that nobody changes them after the check
   std::span<Copy> copies_;
   std::span<uint32_t> missing_;
+  std::span<uint32_t> fresh_;
   std::span<uint32_t> table_;  // open addressing: first row of a group + 1, 0 is empty
 
   std::span<const uint32_t> alignments_;
+  std::span<RowPool* const> pools_;
+  std::byte* out_ = nullptr;
+  uint32_t row_bytes_ = 0;
+  std::array<uint32_t, kMaxPools> pooled_rows_{};
   uint32_t table_mask_ = 0;
   uint32_t num_items_ = 0;
   uint32_t num_copies_ = 0;
   uint32_t num_missing_ = 0;
+  uint32_t num_fresh_ = 0;
   uint32_t duplicate_rows_ = 0;
   uint32_t next_item_ = 0;
 };

@@ -1,5 +1,6 @@
 // The contract of everything that fetches spans: io_uring, a pool of threads,
-// and the fault-injecting reader that tests put before either. A reader moves
+// the calling thread itself, and the fault-injecting reader that tests put
+// before any of them. A reader moves
 // bytes and reports raw results (a count or -errno); what a short read or an
 // error means is decided in gather.cpp.
 #pragma once
@@ -46,7 +47,7 @@ class Reader {
 };
 
 struct ReaderOptions {
-  std::string name = "auto";  // auto, uring, pool
+  std::string name = "auto";  // auto, uring, pool, inline
   unsigned depth = 128;
   std::span<std::byte> bounce;  // every `into` lies here
   std::vector<int> files;       // descriptors worth registering
@@ -58,7 +59,7 @@ struct ReaderChoice {
 };
 
 // "uring" throws Unavailable where io_uring cannot run; "auto" falls back to
-// the pool.
+// the pool, and reads tmpfs inline.
 ReaderChoice make_reader(const ReaderOptions& options, bool on_tmpfs);
 
 }  // namespace rowstream

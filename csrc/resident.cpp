@@ -89,6 +89,7 @@ void ResidentTable::load(Poll poll) {
 }
 
 std::vector<FileState> ResidentTable::files() const {
+  if (forks_ != fork_generation()) throw ForkedError("table was opened before fork");
   const std::shared_lock lock(mutex_);
   return source_.states();
 }
@@ -110,7 +111,7 @@ const std::byte* ResidentTable::address(size_t plane, int64_t row) const {
   return mappings_[at.file].data() + at.offset;
 }
 
-void ResidentTable::gather(const Batch& batch, std::byte* out, Poll poll) {
+void ResidentTable::gather(const Batch& batch, std::byte* out, const Poll& poll) {
   if (forks_ != fork_generation()) throw ForkedError("table was opened before fork");
   const std::shared_lock lock(mutex_);
   if (closed_) throw ClosedError("table is closed");

@@ -44,7 +44,7 @@ class ResidentTable {
   std::vector<FileState> files() const;
 
   // as DiskTable::gather, but many at a time
-  void gather(const Batch& batch, std::byte* out, Poll poll);
+  void gather(const Batch& batch, std::byte* out, const Poll& poll);
   void close();
 
  private:

@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from rowstream import _core
 
 # every way to open a table; each must give the same bytes
-KINDS = ("uring-direct", "uring-buffered", "pool-direct", "pool-buffered", "mapped", "loaded")
-DISK_KINDS = KINDS[:4]
+DISK_KINDS = (
+    *("uring-direct", "uring-buffered", "pool-direct", "pool-buffered"),
+    *("inline-direct", "inline-buffered"),
+)
+KINDS = (*DISK_KINDS, "mapped", "loaded")
 
 Extents = list[tuple[int, int, int, int]]
 

@@ -229,7 +229,7 @@ def test_a_file_that_changes_after_it_was_opened(kind: str, raw: RawTable) -> No
         assert caught.value.filename == raw.paths[0]
 
 
-@pytest.mark.parametrize("reader", ["uring", "pool"])
+@pytest.mark.parametrize("reader", ["uring", "pool", "inline"])
 @pytest.mark.parametrize("result", [-errno.EINVAL, -errno.EOPNOTSUPP])
 def test_a_refused_direct_read_turns_the_file_buffered(
     reader: str, result: int, raw: RawTable
@@ -245,7 +245,7 @@ def test_a_refused_direct_read_turns_the_file_buffered(
     assert np.array_equal(gather(table, ids), raw.expected(ids))
 
 
-@pytest.mark.parametrize("kind", ["uring-buffered", "pool-buffered"])
+@pytest.mark.parametrize("kind", ["uring-buffered", "pool-buffered", "inline-buffered"])
 def test_a_refused_buffered_read_is_an_error(kind: str, raw: RawTable) -> None:
     table = raw.open(kind, faults=[Fault(3, 1, result=-errno.EINVAL)])
     with pytest.raises(ReadError) as caught:
@@ -334,7 +334,7 @@ def test_a_forked_child_is_told(kind: str, raw: RawTable) -> None:
 
 
 def test_an_explicit_reader_is_one_of_those_there_are(raw: RawTable) -> None:
-    with pytest.raises(ValueError, match="reader is one of auto, uring, pool; got aio"):
+    with pytest.raises(ValueError, match="reader is one of auto, uring, pool, inline; got aio"):
         _core.DiskTable(raw.paths, raw.planes, reader="aio")
     for depth in (0, 5000):
         with pytest.raises(ValueError, match="queue_depth"):

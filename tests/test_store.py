@@ -164,7 +164,7 @@ def test_backends_say_what_they_are(table: NDArray[np.uint8], tmp_path: Path) ->
 def test_wrong_choices(table: NDArray[np.uint8], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="backend is one of auto, disk, mmap, pinned; got 'ram'"):
         RowStore.open(tmp_path, backend="ram")
-    with pytest.raises(ValueError, match="reader is one of auto, uring, pool; got 'aio'"):
+    with pytest.raises(ValueError, match="reader is one of auto, uring, pool, inline; got 'aio'"):
         RowStore.open(tmp_path, reader="aio")
     with pytest.raises(ValueError, match=r"table is one of layers.1.ple; got 'layers.2.ple'"):
         RowStore.open(tmp_path, table="layers.2.ple")

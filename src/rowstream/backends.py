@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 BACKENDS = ("auto", "disk", "mmap", "pinned")
-READERS = ("auto", "uring", "pool")
+READERS = ("auto", "uring", "pool", "inline")
 ON_READ_ERROR = ("raise", "zero-rows")
 
 
@@ -58,10 +58,15 @@ class ReadOptions:
     queue_depth: int = 128  # reads kept in flight
     read_timeout_s: float = 10.0  # without any answer while reads are in flight
     on_read_error: str = "raise"  # one of ON_READ_ERROR; "zero-rows" is never chosen by itself
+    cache_bytes: int = 0  # for rows read before, metadata included
+    lookahead_bytes: int = 32 << 20  # for rows read before they are asked for; taken when used
 
     def __post_init__(self) -> None:
         _check("reader", self.reader, READERS)
         _check("on_read_error", self.on_read_error, ON_READ_ERROR)
+        for name in ("cache_bytes", "lookahead_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} needs to be 0 or more, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,9 @@ def open_table(manifest: Manifest, backend: str, options: ReadOptions) -> OpenTa
             queue_depth=options.queue_depth,
             read_timeout_s=options.read_timeout_s,
             zero_rows=options.on_read_error == "zero-rows",
+            group_width=_group_width(manifest),
+            cache_bytes=options.cache_bytes,
+            lookahead_bytes=options.lookahead_bytes,
         )
         asked = (
             "asked for" if backend == "disk" else "memory stays constant whatever the table's size"
@@ -109,6 +117,12 @@ def open_table(manifest: Manifest, backend: str, options: ReadOptions) -> OpenTa
         opened = OpenTable(disk, "disk", reason, disk.reader, disk.queue_depth)
     _check_identity(manifest, opened.native)
     return opened
+
+
+def _group_width(manifest: Manifest) -> int:
+    """Return the rows of an n-gram, or 0 where groups differ and nothing is kept by n-gram."""
+    widths = set(manifest.groups)
+    return widths.pop() if len(widths) == 1 else 0
 
 
 def _check_identity(manifest: Manifest, native: NativeTable) -> None:

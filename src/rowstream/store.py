@@ -20,6 +20,7 @@ from rowstream import _core, catalog, codecs
 from rowstream.backends import ReadOptions, open_table
 from rowstream.errors import UnavailableError
 from rowstream.manifest import Manifest
+from rowstream.prefetch import Ticket
 
 __all__ = ["RowStore", "Run"]
 
@@ -42,10 +43,14 @@ class RowStore:
         queue_depth: int = 128,
         read_timeout_s: float = 10.0,
         on_read_error: str = "raise",
+        cache_bytes: int = 0,
+        lookahead_bytes: int = 32 << 20,
     ) -> None:
         """Open the table that a manifest describes; see `open` for the arguments."""
         self.manifest = manifest
-        self._options = ReadOptions(reader, queue_depth, read_timeout_s, on_read_error)
+        self._options = ReadOptions(
+            reader, queue_depth, read_timeout_s, on_read_error, cache_bytes, lookahead_bytes
+        )
         self._table = open_table(manifest, backend, self._options)
         self._zeroed_rows = 0
         self._hash = _native_hash(manifest)
@@ -66,15 +71,19 @@ class RowStore:
         queue_depth: int = 128,
         read_timeout_s: float = 10.0,
         on_read_error: str = "raise",
+        cache_bytes: int = 0,
+        lookahead_bytes: int = 32 << 20,
     ) -> RowStore:
         """Open a table of the checkpoint at `path`, a folder, file or id in the local hub cache.
 
         `table` is the name of one of `rowstream.tables(path)` and may be left out where there is
         but one. `backend` is "auto", "disk", "mmap" or "pinned". The rest is for disk: `reader`
-        "auto", "uring" or "pool"; `queue_depth` the reads kept in flight; `read_timeout_s` the
-        seconds without any answer after which a gather fails; `on_read_error` "raise", or
-        "zero-rows" to go on with zeroes for rows that cannot be read, which are counted and
-        logged. Raises ManifestError, ReadError, UnavailableError, ValueError.
+        "auto", "uring", "pool" or "inline"; `queue_depth` the reads kept in flight;
+        `read_timeout_s` the seconds without any answer after which a gather fails;
+        `on_read_error` "raise", or "zero-rows" to go on with zeroes for rows that cannot be read,
+        which are counted and logged; `cache_bytes` the memory for rows read before;
+        `lookahead_bytes` that for rows of `prefetch`. Raises ManifestError, ReadError,
+        UnavailableError, ValueError.
         """
         return cls(
             _choose(catalog.tables(path), table),
@@ -83,6 +92,8 @@ class RowStore:
             queue_depth=queue_depth,
             read_timeout_s=read_timeout_s,
             on_read_error=on_read_error,
+            cache_bytes=cache_bytes,
+            lookahead_bytes=lookahead_bytes,
         )
 
     @property
@@ -148,6 +159,19 @@ class RowStore:
         rows = np.concatenate(ids) if ids else np.empty((0, self.heads), np.int64)
         return self.gather(rows, out)
 
+    def prefetch(self, runs: Sequence[Run]) -> Ticket:
+        """Start to read the rows of runs that will be gathered soon, and return at once.
+
+        A later gather of the same rows, by tokens or by ids, takes what has arrived and reads only
+        the rest. A wrong guess costs reads, never bytes. Backends other than disk have nothing to
+        read ahead. See `gather_tokens` for runs.
+        """
+        native = self._table.native
+        ids = [self.row_ids(context, tokens).reshape(-1) for context, tokens in runs]
+        if not ids or not isinstance(native, _core.DiskTable):
+            return Ticket(None, 0)
+        return Ticket(native, native.prefetch(np.concatenate(ids)))
+
     def row_ids(self, context: ArrayLike | None, tokens: ArrayLike) -> NDArray[np.int64]:
         """Return the row ids int64 [len(tokens), heads] of one run; see `gather_tokens`."""
         constants = self.manifest.hash
@@ -179,7 +203,10 @@ class RowStore:
         the rows that another row of the same gather served, `gather_s` the seconds spent in
         gathers.
         """
-        counters = self._table.native.counters()
+        native = self._table.native
+        counters = native.counters()
+        if isinstance(native, _core.DiskTable):
+            counters |= native.kept()
         return {
             "table": self.manifest.name,
             "table_bytes": self.manifest.table_bytes,
@@ -188,7 +215,7 @@ class RowStore:
             "queue_depth": self._table.queue_depth,
             "reason": self.reason,
             "on_read_error": self._options.on_read_error,
-            "memory_bytes": self._table.native.memory_bytes,
+            "memory_bytes": native.memory_bytes,
             "gather_s": counters.pop("gather_ns") * 1e-9,
             **counters,
         }

@@ -18,7 +18,7 @@
 
 #include "disk.h"
 #include "failure.h"
-#include "hash.h"
+#include "hash_bindings.h"
 #include "resident.h"
 
 namespace nb = nanobind;
@@ -30,7 +30,6 @@ namespace {
 using RowIds = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Tokens = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using RowIdsOut = nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 using ExtentTuple = std::tuple<uint32_t, uint64_t, int64_t, int64_t>;
 using PlaneTuple = std::pair<uint32_t, std::vector<ExtentTuple>>;
@@ -170,6 +169,19 @@ nb::typed<nb::dict, nb::str, nb::int_> kept(const DiskTable& table) {
   return dict;
 }
 
+nb::typed<nb::dict, nb::str, nb::int_> mapped_pages(const ResidentTable& table) {
+  Gathering::refuse(&table);
+  ResidentTable::MappedPages pages{};
+  without_gil([&] { pages = table.mapped_pages(); });
+  nb::dict dict;
+  dict["mapped_bytes"] = pages.mapped_bytes;
+  dict["resident_bytes"] = pages.resident_bytes;
+  dict["faults"] = pages.faults;
+  dict["advise_failures"] = pages.advise_failures;
+  dict["drops"] = pages.drops;
+  return dict;
+}
+
 void raise_read_error(const ReadFailure& failure) {
   const int code = failure.code().value();
   const nb::object error = nb::module_::import_("rowstream.errors").attr("ReadError");
@@ -262,16 +274,19 @@ void bind_core(nb::module_& m) {
           "__init__",
           [](DiskTable* self, const std::vector<std::string>& paths,
              const std::vector<PlaneTuple>& planes, std::string reader, unsigned queue_depth,
-             bool direct, double read_timeout_s, bool zero_rows, uint32_t group_width,
-             size_t cache_bytes, size_t lookahead_bytes, std::vector<Fault> faults) {
+             bool direct, uint32_t block, double read_timeout_s, bool zero_rows,
+             uint32_t group_width, size_t cache_bytes, size_t lookahead_bytes,
+             std::vector<Fault> faults) {
             const auto on_error = zero_rows ? OnReadError::kZeroRows : OnReadError::kRaise;
-            new (self) DiskTable(paths, plane_specs(planes),
-                                 {std::move(reader), queue_depth, direct, read_timeout_s, on_error,
-                                  group_width, cache_bytes, lookahead_bytes, std::move(faults)});
+            new (self)
+                DiskTable(paths, plane_specs(planes),
+                          {std::move(reader), queue_depth, direct, block, read_timeout_s, on_error,
+                           group_width, cache_bytes, lookahead_bytes, std::move(faults)});
           },
           "paths"_a, "planes"_a, nb::kw_only(), "reader"_a = "auto", "queue_depth"_a = 128,
-          "direct"_a = true, "read_timeout_s"_a = 10.0, "zero_rows"_a = false, "group_width"_a = 0,
-          "cache_bytes"_a = 0, "lookahead_bytes"_a = 0, "faults"_a = nb::list(),
+          "direct"_a = true, "block"_a = 0, "read_timeout_s"_a = 10.0, "zero_rows"_a = false,
+          "group_width"_a = 0, "cache_bytes"_a = 0, "lookahead_bytes"_a = 0,
+          "faults"_a = nb::list(),
           "planes: (row_bytes, [(file, offset, first_row, num_rows), ...]) "
           "each.")
       .def_prop_ro("reader", &DiskTable::reader_name)
@@ -303,42 +318,21 @@ void bind_core(nb::module_& m) {
   resident.def(
       "__init__",
       [](ResidentTable* self, const std::vector<std::string>& paths,
-         const std::vector<PlaneTuple>& planes, bool mapped) {
+         const std::vector<PlaneTuple>& planes, bool mapped, bool zero_rows,
+         uint64_t budget_bytes) {
         const auto kind = mapped ? ResidentTable::Kind::kMapped : ResidentTable::Kind::kLoaded;
-        without_gil(
-            [&] { new (self) ResidentTable(paths, plane_specs(planes), kind, signal_pending); });
+        const auto on_error = zero_rows ? OnReadError::kZeroRows : OnReadError::kRaise;
+        without_gil([&] {
+          new (self) ResidentTable(paths, plane_specs(planes), kind, signal_pending,
+                                   {on_error, budget_bytes});
+        });
       },
-      "paths"_a, "planes"_a, nb::kw_only(), "mapped"_a);
+      "paths"_a, "planes"_a, nb::kw_only(), "mapped"_a, "zero_rows"_a = false, "budget_bytes"_a = 0,
+      "budget_bytes: of resident pages of a mapped table, 0 for none.");
+  resident.def("mapped_pages", &mapped_pages, "What is known of the mappings; takes milliseconds.");
   bind_table(resident);
 
-  nb::class_<NgramHash>(m, "NgramHash", "The n-gram hash of qwen4_exp.")
-      .def(
-          "__init__",
-          [](NgramHash* self, unsigned ngram_size, unsigned heads_per_ngram, int64_t vocab_size,
-             int64_t eos, std::vector<int64_t> multipliers, std::vector<int64_t> sizes,
-             std::vector<int64_t> offsets) {
-            new (self) NgramHash({ngram_size, heads_per_ngram, vocab_size, eos,
-                                  std::move(multipliers), std::move(sizes), std::move(offsets)});
-          },
-          nb::kw_only(), "ngram_size"_a, "heads_per_ngram"_a, "vocab_size"_a, "eos"_a,
-          "multipliers"_a, "sizes"_a, "offsets"_a)
-      .def(
-          "rows",
-          [](const NgramHash& self, const Tokens& context, const Tokens& tokens,
-             const RowIdsOut& out) {
-            if (context.shape(0) != self.context_size()) {
-              throw std::invalid_argument("context has " + std::to_string(context.shape(0)) +
-                                          " ids, needs " + std::to_string(self.context_size()));
-            }
-            if (out.shape(0) != tokens.shape(0) || out.shape(1) != self.heads()) {
-              throw std::invalid_argument("out needs shape [" + std::to_string(tokens.shape(0)) +
-                                          ", " + std::to_string(self.heads()) + "]");
-            }
-            const nb::gil_scoped_release release;
-            self.rows(context.data(), tokens.data(), tokens.shape(0), out.data());
-          },
-          "context"_a.noconvert(), "tokens"_a.noconvert(), "out"_a.noconvert(),
-          "Fill out int64 [n, heads] with the row ids of tokens int64 [n].");
+  bind_hash(m);
 }
 
 }  // namespace

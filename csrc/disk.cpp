@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <stdexcept>
 #include <thread>
@@ -20,6 +21,7 @@ constexpr uint32_t kPieceRows = 131'072;
 constexpr auto kIdentityEvery = std::chrono::seconds(1);
 // lanes whose reads never ended; with so many the device is gone
 constexpr size_t kMaxParked = 4;
+constexpr uint32_t kMaxBlock = 65'536;
 
 // beside lookups the look-ahead keeps so few reads in the device's queue: 8 cost a 16-read round
 // 5 % and keep half of the rate, 16 cost 23 % (2-core guest, virtio disk)
@@ -56,6 +58,11 @@ const DiskTable::Options& checked(const DiskTable::Options& options) {
     throw std::invalid_argument("queue_depth is " + std::to_string(options.queue_depth) +
                                 ", needs to be in [1, 4096]");
   }
+  if (options.block != 0 && (!std::has_single_bit(options.block) || options.block > kMaxBlock)) {
+    throw std::invalid_argument("block is " + std::to_string(options.block) +
+                                ", needs to be 0 or a power of two up to " +
+                                std::to_string(kMaxBlock));
+  }
   if (!(options.read_timeout_s > 0 && options.read_timeout_s <= 86'400)) {
     throw std::invalid_argument("read_timeout_s is " + std::to_string(options.read_timeout_s) +
                                 ", needs to be in (0, 86400]");
@@ -72,7 +79,7 @@ DiskTable::DiskTable(const std::vector<std::string>& paths, std::vector<PlaneSpe
                   std::chrono::duration<double>(options_.read_timeout_s)),
               options_.on_read_error},
       forks_(fork_generation()),
-      source_(paths, std::move(planes), options_.direct) {
+      source_(paths, std::move(planes), options_.direct, options_.block) {
   for (const TableFile& file : source_.files) {
     registered_.push_back(file.fd());
     alignments_.push_back(file.alignment());
@@ -99,7 +106,7 @@ std::unique_ptr<Lane> DiskTable::make_lane(std::string* note) const {
   reader.bounce = {bounce.data(), bounce.size()};
   reader.files = registered_;
   const auto& files = source_.files;
-  const bool on_tmpfs = std::any_of(files.begin(), files.end(),
+  const bool on_tmpfs = std::all_of(files.begin(), files.end(),
                                     [](const TableFile& file) { return file.on_tmpfs(); });
   ReaderChoice choice = make_reader(reader, on_tmpfs);
   if (note != nullptr) *note = std::move(choice.note);

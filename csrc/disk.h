@@ -25,6 +25,7 @@ class DiskTable {
     std::string reader = "auto";
     unsigned queue_depth = 128;
     bool direct = true;
+    uint32_t block = 0;  // of direct reads; 0: what the file system asks for, 512 at least
     double read_timeout_s = 10;
     OnReadError on_read_error = OnReadError::kRaise;
     // tokens come as groups of so many rows, by which rows are kept; 0: nothing is kept

@@ -7,6 +7,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -64,7 +65,7 @@ bool takes_direct_read(int fd, uint32_t align) {
 
 }  // namespace
 
-TableFile::TableFile(std::string path, bool direct) : path_(std::move(path)) {
+TableFile::TableFile(std::string path, bool direct, uint32_t block) : path_(std::move(path)) {
   buffered_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   if (buffered_ < 0) throw ReadFailure(errno, path_);
   if (!identity_of(buffered_, identity_)) {
@@ -85,6 +86,7 @@ TableFile::TableFile(std::string path, bool direct) : path_(std::move(path)) {
     note_ = "tmpfs has no device to read directly from";
   } else {
     open_direct();
+    alignment_ = std::max(alignment_, block);
   }
 }
 
@@ -99,13 +101,10 @@ void TableFile::open_direct() {
     alignment_ = *stated < 512 ? 512 : *stated;
     return;
   }
-  if (!stated) {
-    for (const uint32_t align : {512u, 4096u}) {
-      if (takes_direct_read(direct_, align)) {
-        alignment_ = align;
-        return;
-      }
-    }
+  // not less than 4096: btrfs takes smaller ones, and reads through the page cache without a word
+  if (!stated && takes_direct_read(direct_, 4096)) {
+    alignment_ = 4096;
+    return;
   }
   ::close(std::exchange(direct_, -1));
   note_ = "the file system takes no direct reads";
@@ -122,6 +121,11 @@ void TableFile::check_unchanged() const {
   if (now.size != identity_.size || now.mtime_ns != identity_.mtime_ns) {
     throw ReadFailure(ESTALE, path_, 0, 0, 0, "file changed since it was opened");
   }
+}
+
+bool TableFile::holds(uint64_t bytes) const {
+  FileIdentity now;
+  return identity_of(buffered_, now) && static_cast<uint64_t>(now.size) >= bytes;
 }
 
 void TableFile::close() {

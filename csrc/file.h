@@ -29,7 +29,9 @@ struct FileState {
 
 class TableFile {
  public:
-  TableFile(std::string path, bool direct);  // throws ReadFailure
+  // block: of direct reads, a power of two; a smaller one than the file system asks for, such as
+  // 0, is that. Throws ReadFailure.
+  TableFile(std::string path, bool direct, uint32_t block);
   ~TableFile();
   TableFile(TableFile&& other) noexcept;
   TableFile& operator=(TableFile&&) = delete;
@@ -54,6 +56,8 @@ class TableFile {
   // throws ReadFailure when size or modification time are not those of the
   // opening
   void check_unchanged() const;
+  // whether it is that long just now
+  bool holds(uint64_t bytes) const;
   FileState state() const { return {path_, identity_, direct(), alignment(), note()}; }
   void close();
 

@@ -1,7 +1,6 @@
 #include "resident.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,12 +12,18 @@
 
 #include "failure.h"
 #include "fork.h"
+#include "resident_set.h"
+#include "sigbus.h"
 
 namespace rowstream {
 namespace {
 
 constexpr size_t kLoadBytes = size_t{8} << 20;
 constexpr size_t kPollRows = 65'536;
+// rows asked for ahead of their copy: many times what a device works on at once
+constexpr size_t kAdviseRows = 8'192;
+// Copied between two looks at what that did to the page tables, and to the reads of this thread.
+constexpr size_t kStepRows = Trimmer::kMaxRows;
 constexpr int64_t kIdentityEveryNs = 1'000'000'000;
 
 // all of it or ReadFailure
@@ -34,34 +39,43 @@ void read_fully(const TableFile& file, uint64_t offset, std::byte* into, size_t 
 
 }  // namespace
 
-Mapping::Mapping(const TableFile& file) : size_(static_cast<size_t>(file.identity().size)) {
-  void* at = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd(), 0);
-  if (at == MAP_FAILED) throw ReadFailure(errno, file.path());
-  data_ = static_cast<const std::byte*>(at);
-  // read-ahead would fetch hundreds of kilobytes for a row of 160 bytes
-  if (madvise(at, size_, MADV_RANDOM) != 0) {
-    const int code = errno;
-    munmap(at, size_);
-    throw ReadFailure(code, file.path());
-  }
-}
-
-Mapping::~Mapping() {
-  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
-}
-
-Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
+// One step of a gather. Copying may end at any byte of it, without unwinding.
+struct ResidentTable::Copy {
+  const ResidentTable& table;
+  const int64_t* row_ids;
+  std::byte* out;
+  size_t rows;
+  volatile size_t at = 0;
+  volatile uint64_t missing = 0;
+  // what is being read
+  const std::byte* volatile from = nullptr;
+  volatile uint32_t bytes = 0;
+};
 
 ResidentTable::ResidentTable(const std::vector<std::string>& paths, std::vector<PlaneSpec> planes,
-                             Kind kind, Poll poll)
-    : kind_(kind), forks_(fork_generation()), source_(paths, std::move(planes), /*direct=*/false) {
-  if (kind_ == Kind::kMapped) {
-    mappings_.reserve(source_.files.size());
-    for (const TableFile& file : source_.files) mappings_.emplace_back(file);
-  } else {
+                             Kind kind, Poll poll, Options options)
+    : kind_(kind),
+      options_(options),
+      forks_(fork_generation()),
+      source_(paths, std::move(planes), /*direct=*/false) {
+  if (kind_ == Kind::kLoaded) {
     load(poll);
+    return;
   }
+  mappings_.reserve(source_.files.size());
+  for (const TableFile& file : source_.files) {
+    ranges_.push_back(mappings_.emplace_back(file).range());
+  }
+  catch_sigbus();
+  advice_ = std::make_unique<Advice>();
+  if (options_.budget_bytes > 0) {
+    trimmer_ = std::make_unique<Trimmer>(ranges_, options_.budget_bytes);
+  }
+}
+
+ResidentTable::~ResidentTable() {
+  // a forked child has no such thread to end
+  if (forks_ != fork_generation()) (void)trimmer_.release();
 }
 
 void ResidentTable::load(Poll poll) {
@@ -100,6 +114,7 @@ void ResidentTable::check_identities() {
   const int64_t now = std::chrono::steady_clock::now().time_since_epoch().count();
   if (now < next_identity_check_ns_.load(std::memory_order_relaxed)) return;
   source_.check_unchanged();
+  catch_sigbus();
   next_identity_check_ns_.store(now + kIdentityEveryNs, std::memory_order_relaxed);
 }
 
@@ -111,6 +126,76 @@ const std::byte* ResidentTable::address(size_t plane, int64_t row) const {
   return mappings_[at.file].data() + at.offset;
 }
 
+ResidentTable::MappedPages ResidentTable::mapped_pages() const {
+  const std::shared_lock lock(mutex_);
+  MappedPages pages{};
+  if (!advice_) return pages;
+  for (const AddressRange& range : ranges_) pages.mapped_bytes += range.size;
+  if (!ranges_.empty()) pages.resident_bytes = resident_bytes(ranges_);
+  pages.faults = faults_;
+  pages.advise_failures = advice_->failures() + (trimmer_ ? trimmer_->failures() : 0);
+  pages.drops = trimmer_ ? trimmer_->drops() : 0;
+  return pages;
+}
+
+void ResidentTable::advise(const Batch& batch, size_t from, size_t to) {
+  Advice::Batch wanted(*advice_);
+  for (size_t i = from; i < to; ++i) {
+    const int64_t row = batch.row_ids[i];
+    if (row < 0 || row >= num_rows()) continue;
+    for (size_t plane = 0; plane < source_.planes.size(); ++plane) {
+      wanted.add(address(plane, row), source_.planes[plane].row_bytes());
+    }
+  }
+}
+
+// Runs under the guard: no locks, nothing with a destructor.
+void ResidentTable::copy_rows(void* context) {
+  Copy& copy = *static_cast<Copy*>(context);
+  const Source& source = copy.table.source_;
+  for (size_t i = copy.at; i < copy.rows; ++i) {
+    copy.at = i;
+    std::byte* const out = copy.out + i * source.row_bytes;
+    const int64_t row = copy.row_ids[i];
+    // checked again: the caller's array may have changed since
+    if (row < 0 || row >= source.num_rows()) {
+      std::memset(out, 0, source.row_bytes);
+      copy.missing = copy.missing + 1;
+      continue;
+    }
+    for (size_t plane = 0; plane < source.planes.size(); ++plane) {
+      const std::byte* const from = copy.table.address(plane, row);
+      const uint32_t bytes = source.planes[plane].row_bytes();
+      copy.from = from;
+      copy.bytes = bytes;
+      std::memcpy(out + source.starts[plane], from, bytes);
+    }
+  }
+}
+
+void ResidentTable::copy(Copy& copy) {
+  if (kind_ == Kind::kLoaded) return copy_rows(&copy);
+  while (run_guarded(ranges_, copy_rows, &copy) != nullptr) {
+    faults_ += 1;
+    counters_.read_errors += 1;
+    if (options_.on_read_error == OnReadError::kRaise) fail(copy);
+    // the whole row: of several planes, one that could not be read spoils the others
+    std::memset(copy.out + copy.at * source_.row_bytes, 0, source_.row_bytes);
+    counters_.zeroed_rows += 1;
+    copy.at = copy.at + 1;
+  }
+}
+
+void ResidentTable::fail(const Copy& copy) const {
+  const std::byte* const from = copy.from;
+  const auto in = std::find_if(ranges_.begin(), ranges_.end(),
+                               [from](const AddressRange& range) { return range.contains(from); });
+  const TableFile& file = source_.files[static_cast<size_t>(in - ranges_.begin())];
+  const auto offset = static_cast<uint64_t>(from - in->data);
+  throw ReadFailure(EIO, file.path(), offset, copy.bytes, 0,
+                    file.holds(offset + copy.bytes) ? "" : "file ends early");
+}
+
 void ResidentTable::gather(const Batch& batch, std::byte* out, const Poll& poll) {
   if (forks_ != fork_generation()) throw ForkedError("table was opened before fork");
   const std::shared_lock lock(mutex_);
@@ -120,19 +205,22 @@ void ResidentTable::gather(const Batch& batch, std::byte* out, const Poll& poll)
   check_row_ids({batch.row_ids, rows}, num_rows());
   check_identities();
   uint64_t missing = 0;
-  for (size_t i = 0; i < rows; ++i, out += source_.row_bytes) {
-    if (i % kPollRows == kPollRows - 1 && poll()) throw Interrupted();
-    const int64_t row = batch.row_ids[i];
-    // checked again: the caller's array may have changed since
-    if (row < 0 || row >= num_rows()) {
-      std::memset(out, 0, source_.row_bytes);
-      ++missing;
-      continue;
+  size_t advised = 0;
+  for (size_t at = 0; at < rows;) {
+    if (at % kPollRows == 0 && at > 0 && poll()) throw Interrupted();
+    const size_t step = std::min(kStepRows, rows - at);
+    const int64_t reads = advice_ ? Advice::thread_reads() : 0;
+    // a row on its own is read by its fault as well as by advice
+    if (advice_ && rows > 1 && at >= advised && advice_->worth_it()) {
+      advised = std::min(rows, at + kAdviseRows);
+      advise(batch, at, advised);
     }
-    for (size_t plane = 0; plane < source_.planes.size(); ++plane) {
-      std::memcpy(out + source_.starts[plane], address(plane, row),
-                  source_.planes[plane].row_bytes());
-    }
+    Copy part{*this, batch.row_ids + at, out + at * source_.row_bytes, step};
+    copy(part);
+    missing += part.missing;
+    at += step;
+    if (advice_) advice_->learn(step, Advice::thread_reads() != reads);
+    if (trimmer_) trimmer_->touched(step);
   }
   counters_.gathers += 1;
   counters_.rows += rows;
@@ -144,6 +232,8 @@ void ResidentTable::close() {
   if (forks_ != fork_generation()) return;
   const std::unique_lock lock(mutex_);
   closed_ = true;
+  if (trimmer_) trimmer_->stop();
+  ranges_.clear();
   mappings_.clear();
   loaded_.clear();
   for (TableFile& file : source_.files) file.close();

@@ -57,6 +57,8 @@ Ring::Ring(unsigned depth, std::span<std::byte> bounce, const std::vector<int>& 
       throw std::system_error(ENOSYS, std::system_category(), "io_uring is too old or too small");
     }
     map(params);
+    // a seccomp filter may let a ring be made and refuse its use
+    if (enter(0, 0) < 0) throw std::system_error(errno, std::system_category(), "io_uring_enter");
   } catch (...) {
     unmap();
     throw;

@@ -25,7 +25,8 @@ void check_extents(const Plane& plane, const std::vector<TableFile>& files) {
 
 }  // namespace
 
-Source::Source(const std::vector<std::string>& paths, std::vector<PlaneSpec> specs, bool direct) {
+Source::Source(const std::vector<std::string>& paths, std::vector<PlaneSpec> specs, bool direct,
+               uint32_t block) {
   if (specs.empty()) throw std::invalid_argument("a table has no planes");
   if (paths.size() > kMaxFiles) throw std::invalid_argument("a table has more than 65535 files");
   for (PlaneSpec& spec : specs) {
@@ -39,7 +40,7 @@ Source::Source(const std::vector<std::string>& paths, std::vector<PlaneSpec> spe
     }
   }
   files.reserve(paths.size());
-  for (const std::string& path : paths) files.emplace_back(path, direct);
+  for (const std::string& path : paths) files.emplace_back(path, direct, block);
   for (const Plane& plane : planes) check_extents(plane, files);
 }
 

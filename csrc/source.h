@@ -19,7 +19,8 @@ struct PlaneSpec {
 struct Source {
   // Opens the files. Throws ReadFailure, and std::invalid_argument where planes
   // differ in rows or an extent ends past its file.
-  Source(const std::vector<std::string>& paths, std::vector<PlaneSpec> specs, bool direct);
+  Source(const std::vector<std::string>& paths, std::vector<PlaneSpec> specs, bool direct,
+         uint32_t block = 0);
 
   int64_t num_rows() const { return planes.front().num_rows(); }
   std::vector<FileState> states() const;

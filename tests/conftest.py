@@ -14,6 +14,12 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep device profiles out of the user's own cache, in child processes too."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def synth_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a loadable checkpoint with tokenizer and an FP8 table of 5 MB."""

@@ -235,7 +235,7 @@ def test_the_config_is_an_object_or_absent(tmp_path: Path) -> None:
             read_config(tmp_path)
     with path.open("wb") as file:
         file.truncate(100_000_001)
-    with pytest.raises(ManifestError, match="100000000 bytes at most, found 100000001"):
+    with pytest.raises(ManifestError, match="16000000 bytes at most, found 100000001"):
         read_config(tmp_path)
 
 

@@ -56,7 +56,7 @@ def test_a_checkpoint_is_probed_where_it_lies(synth_checkpoint: Path, capsys: Ca
     assert set(result) == {
         *("machine", "file", "temporary", "tables", "table_bytes", "reads_per_token", "memory"),
         *("device", "io_uring", "direct", "measured", "from_device", "auto", "slow", "expect"),
-        "notes",
+        *("profile", "kept", "notes"),
     }
     assert set(result["memory"]) == {"available_bytes", "limit_bytes"}
     assert set(result["device"]) == {
@@ -79,6 +79,8 @@ def test_a_checkpoint_is_probed_where_it_lies(synth_checkpoint: Path, capsys: Ca
         assert m["p50_us"] > 0
         assert m["reads"] > 0
     assert result["auto"]["backend"] == "disk"
+    assert 1 <= result["profile"]["queue_depth"] <= 512
+    assert result["kept"] is False  # 5 MB say little about a device
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     expected = None if limit == resource.RLIM_INFINITY else limit
     assert result["io_uring"]["locked_memory_bytes"] == expected
@@ -88,7 +90,10 @@ def test_a_checkpoint_is_probed_where_it_lies(synth_checkpoint: Path, capsys: Ca
 def test_the_text_has_units_and_the_reasons(synth_checkpoint: Path, capsys: Capture) -> None:
     assert main(["doctor", str(synth_checkpoint)]) == 0
     out = capsys.readouterr().out
-    for label in ("machine", "memory", "file", "device", "io_uring", "O_DIRECT", "auto chooses"):
+    for label in (
+        *("machine", "memory", "file", "device", "io_uring", "O_DIRECT", "random reads"),
+        *("best with", "auto chooses"),
+    ):
         assert f"\n{label} " in f"\n{out}"
     for word in (
         "4 KiB reads/s",

@@ -162,11 +162,11 @@ def test_backends_say_what_they_are(table: NDArray[np.uint8], tmp_path: Path) ->
 
 
 def test_wrong_choices(table: NDArray[np.uint8], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="backend is one of auto, disk, mmap, pinned; got 'ram'"):
+    with pytest.raises(ValueError, match="needs one of auto, disk, mmap, pinned, got 'ram'"):
         RowStore.open(tmp_path, backend="ram")
-    with pytest.raises(ValueError, match="reader is one of auto, uring, pool, inline; got 'aio'"):
+    with pytest.raises(ValueError, match="needs one of auto, uring, pool, inline, got 'aio'"):
         RowStore.open(tmp_path, reader="aio")
-    with pytest.raises(ValueError, match=r"table is one of layers.1.ple; got 'layers.2.ple'"):
+    with pytest.raises(ValueError, match=r"table needs one of layers.1.ple, got 'layers.2.ple'"):
         RowStore.open(tmp_path, table="layers.2.ple")
 
 
@@ -175,7 +175,7 @@ def test_zero_rows_is_chosen_by_nobody_but_the_caller(
 ) -> None:
     with RowStore.open(tmp_path) as store:
         assert store.stats()["on_read_error"] == "raise"
-    with pytest.raises(ValueError, match="on_read_error is one of raise, zero-rows; got 'zeroes'"):
+    with pytest.raises(ValueError, match="needs one of raise, zero-rows, got 'zeroes'"):
         RowStore.open(tmp_path, on_read_error="zeroes")
 
 

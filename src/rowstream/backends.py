@@ -20,6 +20,7 @@ from rowstream.manifest import FileIdentity, Manifest
 
 __all__ = [
     "BACKENDS",
+    "DEFAULT_QUEUE_DEPTH",
     "ON_READ_ERROR",
     "READERS",
     "NativeTable",
@@ -31,6 +32,7 @@ __all__ = [
 BACKENDS = ("auto", "disk", "mmap", "pinned")
 READERS = ("auto", "uring", "pool", "inline")
 ON_READ_ERROR = ("raise", "zero-rows")
+DEFAULT_QUEUE_DEPTH = 128  # where no profile of the device says another
 
 
 class NativeTable(Protocol):
@@ -52,21 +54,26 @@ class NativeTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How the disk backend reads. Raises ValueError for what cannot be."""
+    """How rows are read. Raises ValueError for what cannot be."""
 
     reader: str = "auto"  # one of READERS
-    queue_depth: int = 128  # reads kept in flight
+    queue_depth: int = DEFAULT_QUEUE_DEPTH  # reads kept in flight
     read_timeout_s: float = 10.0  # without any answer while reads are in flight
     on_read_error: str = "raise"  # one of ON_READ_ERROR; "zero-rows" is never chosen by itself
     cache_bytes: int = 0  # for rows read before, metadata included
     lookahead_bytes: int = 32 << 20  # for rows read before they are asked for; taken when used
+    resident_budget_bytes: int | None = None  # of a mapped table's pages; None: no budget
+    block: int = 0  # bytes of direct reads; 0: what the file system asks for, 512 at least
 
     def __post_init__(self) -> None:
         _check("reader", self.reader, READERS)
         _check("on_read_error", self.on_read_error, ON_READ_ERROR)
         for name in ("cache_bytes", "lookahead_bytes"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} needs to be 0 or more, got {getattr(self, name)}")
+                raise ValueError(f"{name} needs 0 or more, got {getattr(self, name)}")
+        budget = self.resident_budget_bytes
+        if budget is not None and budget < 1:
+            raise ValueError(f"resident_budget_bytes needs 1 or more, got {budget}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,13 @@ def open_table(manifest: Manifest, backend: str, options: ReadOptions) -> OpenTa
     opened: OpenTable
     if backend in ("mmap", "pinned"):
         mapped = backend == "mmap"
-        resident = _core.ResidentTable(paths, planes, mapped=mapped)
+        resident = _core.ResidentTable(
+            paths,
+            planes,
+            mapped=mapped,
+            zero_rows=options.on_read_error == "zero-rows",
+            budget_bytes=options.resident_budget_bytes or 0,
+        )
         opened = OpenTable(resident, backend, "asked for", None, None)
     else:
         disk = _core.DiskTable(
@@ -103,6 +116,7 @@ def open_table(manifest: Manifest, backend: str, options: ReadOptions) -> OpenTa
             planes,
             reader=options.reader,
             queue_depth=options.queue_depth,
+            block=options.block,
             read_timeout_s=options.read_timeout_s,
             zero_rows=options.on_read_error == "zero-rows",
             group_width=_group_width(manifest),
@@ -137,4 +151,4 @@ def _check_identity(manifest: Manifest, native: NativeTable) -> None:
 
 def _check(name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} is one of {', '.join(choices)}; got {value!r}")
+        raise ValueError(f"{name} needs one of {', '.join(choices)}, got {value!r}")

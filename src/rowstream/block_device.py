@@ -57,6 +57,15 @@ class BlockDevice:
                 return int(words[3]) + int(words[4])
         return None
 
+    def most_requests(self) -> int | None:
+        """Return how many requests the kernel queues for the device, or None if unknown."""
+        if self.number is None:
+            return None
+        try:
+            return int(_text(_queue(self.number) / "nr_requests") or "")
+        except ValueError:
+            return None
+
 
 def device_of(path: str | os.PathLike[str]) -> BlockDevice:
     """Return what a path lies on, links followed. Raises OSError if there is no such path."""

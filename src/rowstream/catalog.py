@@ -7,6 +7,7 @@ header.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from rowstream.checkpoint import locate, read_config
@@ -16,24 +17,41 @@ from rowstream.formats.index import INDEX_NAME, indexed_files
 from rowstream.formats.safetensors import FORMAT, SUFFIX, Header, read_header
 from rowstream.formats.tensor import Tensor
 from rowstream.manifest import Manifest
+from rowstream.table_paths import collect
 
 __all__ = ["tables"]
 
 
-def tables(path: str | os.PathLike[str]) -> list[Manifest]:
+def tables(
+    path: str | os.PathLike[str], *, table_paths: Sequence[str | os.PathLike[str]] = ()
+) -> list[Manifest]:
     """Return the manifest of every streamable table in a checkpoint, sorted by layer.
 
     `path` is a folder, a single .safetensors file, or an id in the local hub cache. Only headers,
-    the scale and the hash constants are read. Raises ManifestError when there is no table, or one
-    that is not sound.
+    the scale and the hash constants are read. `table_paths` are folders or files on other drives:
+    shards that they hold are taken from there, by the names of tensors; what the checkpoint has of
+    the table itself must agree. Raises ManifestError when there is no table, or one that is not
+    sound.
     """
     folder = locate(path)
+    if table_paths:
+        return _from_table_paths(path, folder, table_paths)
     if os.path.isfile(path):
         found = _describe(_tensors(read_header(Path(path))), folder)
         if not found:
             raise _nothing(os.fspath(path), 1)
         return found
     return _from_index(folder) or _from_headers(folder)
+
+
+def _from_table_paths(
+    path: str | os.PathLike[str], folder: Path, table_paths: Sequence[str | os.PathLike[str]]
+) -> list[Manifest]:
+    found = collect(path, table_paths)
+    try:
+        return _describe(list(found.tensors.values()), folder)
+    except ManifestError as error:
+        raise found.error(error) from found.broken
 
 
 def _from_index(folder: Path) -> list[Manifest]:

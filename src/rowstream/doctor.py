@@ -22,7 +22,16 @@ from rowstream.checkpoint import locate
 from rowstream.errors import ManifestError, UnavailableError
 from rowstream.machine import Memory, locked_memory_bytes, machine, memory
 from rowstream.manifest import Manifest
-from rowstream.random_reads import DEPTHS, READ_BYTES, RandomReads, from_device, measure
+from rowstream.profile import SLOW_READS_PER_S, DeviceProfile, expectation, slowness
+from rowstream.random_reads import (
+    DEPTHS,
+    READ_BYTES,
+    Blocks,
+    RandomReads,
+    from_device,
+    measure,
+    of_table,
+)
 
 __all__ = [
     "DEPTHS",
@@ -35,16 +44,11 @@ __all__ = [
     "examine",
 ]
 
-SLOW_READS_PER_S = 10_000  # at depth 64; below it a prompt is slow however its reads are arranged
-
 _TEMPORARY_BYTES = 64 << 20
 _FEW_BLOCKS = 4096
 _HEADS = 16  # rows of a token in the released checkpoints
 _SUFFIX = ".safetensors"
 _DISABLED = Path("/proc/sys/kernel/io_uring_disabled")
-
-# (bytes of a row, (file, offset, first row, rows) each), as the core takes it
-_Blocks = tuple[int, list[tuple[int, int, int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ class Report:
     io_uring: IoUring
     direct: DirectReads
     measured: tuple[RandomReads, ...]
+    profile: DeviceProfile | None  # what to read with; None without a block to measure on
+    kept: bool  # whether the profile was kept for `DeviceProfile.load`
     from_device: bool | None  # whether the device counted the reads; None if it does not count
     auto: AutoChoice
     slow: str | None  # why the device is slow
@@ -107,7 +113,7 @@ class _Subject:
     """What is probed: whole blocks of some files, and the tables of the checkpoint if it is one."""
 
     paths: list[str]
-    blocks: _Blocks
+    blocks: Blocks
     manifests: list[Manifest]
     temporary: bool
     notes: list[str]
@@ -124,9 +130,11 @@ def examine(path: str | os.PathLike[str] | None = None) -> Report:
         io_uring = _io_uring(subject)
         direct, auto = _auto(subject)
         measured = _measured(subject, device)
+        profile = _profile(subject) if measured else None
         notes = [*subject.notes, *_doubts(subject, measured)]
     tables = subject.manifests
-    slow = _slow(device, measured)
+    rate = next((m.reads_per_s for m in measured if m.depth == 64), None)
+    slow = slowness(device, 64, rate)
     reads = sum(table.heads * len(table.planes) for table in tables) or _HEADS
     return Report(
         machine=machine(),
@@ -140,6 +148,8 @@ def examine(path: str | os.PathLike[str] | None = None) -> Report:
         io_uring=io_uring,
         direct=direct,
         measured=measured,
+        profile=profile,
+        kept=profile is not None and profile.keep(),
         from_device=from_device(measured),
         auto=auto,
         slow=slow,
@@ -198,18 +208,8 @@ def _plain(path: Path, notes: list[str], *, temporary: bool = False) -> _Subject
 
 def _of_tables(manifests: list[Manifest]) -> _Subject:
     manifest = manifests[0]  # the others lie beside it
-    extents = []
-    first_row = 0
-    for plane in manifest.planes:
-        for extent in plane.extents:
-            start = -(-extent.offset // READ_BYTES) * READ_BYTES
-            end = extent.offset + extent.num_rows * plane.row_bytes
-            rows = max(0, (end - start) // READ_BYTES)
-            if rows:
-                extents.append((extent.file, start, first_row, rows))
-                first_row += rows
     paths = [os.fspath(file.path) for file in manifest.files]
-    return _Subject(paths, (READ_BYTES, extents), manifests, False, [])
+    return _Subject(paths, of_table(manifest, READ_BYTES), manifests, False, [])
 
 
 def _open(subject: _Subject, reader: str, depth: int) -> _core.DiskTable:
@@ -308,24 +308,13 @@ def _doubts(subject: _Subject, measured: Sequence[RandomReads]) -> list[str]:
     return doubts
 
 
-def _slow(device: BlockDevice, measured: Sequence[RandomReads]) -> str | None:
-    if device.kind == "rotating":
-        return f"{device.name or 'the disk'} is a rotating disk"
-    if device.kind == "network":
-        return f"{device.file_system} is a network or shared file system"
-    rate = next((m.reads_per_s for m in measured if m.depth == 64), None)
-    if rate is not None and rate < SLOW_READS_PER_S:
-        return f"{rate:,.0f} random reads/s at depth 64, {SLOW_READS_PER_S:,} wanted"
-    return None
+def _profile(subject: _Subject) -> DeviceProfile | None:
+    try:
+        return DeviceProfile.measure((subject.manifests or subject.paths)[0])
+    except UnavailableError:
+        return None
 
 
 def _expectation(measured: Sequence[RandomReads], reads: int) -> str:
-    move = "move the checkpoint to a local SSD, or hold the table in memory (pinned)"
-    if not measured:
-        return move
-    token_s = next(m.p50_us for m in measured if m.depth == 16) * 1e-6 * max(1, reads / 16)
-    prompt_s = 1000 * reads / max(m.reads_per_s for m in measured)
-    return (
-        f"about {token_s * 1e3:,.1f} ms of reading for each token"
-        f" and {prompt_s:,.1f} s for a prompt of 1,000 tokens; {move}"
-    )
+    token_us = next((m.p50_us for m in measured if m.depth == 16), None)
+    return expectation(token_us, max((m.reads_per_s for m in measured), default=None), reads)

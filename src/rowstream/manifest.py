@@ -15,6 +15,8 @@ from rowstream.hashing import NgramConstants
 
 __all__ = ["Extent", "FileIdentity", "Manifest", "Plane", "TableFile"]
 
+_FILE_BYTES_MAX = 1 << 48  # the core packs a file and an offset into 64 bits
+
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
@@ -108,6 +110,8 @@ class Manifest:
                     needed=end,
                     found=file.identity.size,
                 )
+            if end > _FILE_BYTES_MAX:
+                raise self._error(f"{plane.name} end", f"{_FILE_BYTES_MAX} at most", end)
             row += extent.num_rows
         if row != self.num_rows:
             raise self._error(f"{plane.name} rows", self.num_rows, row)

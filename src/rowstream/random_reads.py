@@ -13,8 +13,21 @@ import numpy as np
 
 from rowstream import _core
 from rowstream.block_device import BlockDevice
+from rowstream.manifest import Manifest
 
-__all__ = ["DEPTHS", "READ_BYTES", "RandomReads", "from_device", "measure"]
+__all__ = [
+    "DEPTHS",
+    "DEVICE_SHARE",
+    "READ_BYTES",
+    "Blocks",
+    "RandomReads",
+    "from_device",
+    "measure",
+    "of_table",
+]
+
+# (bytes of a block, (file, offset, first block, blocks) each), as the core takes it for rows
+Blocks = tuple[int, list[tuple[int, int, int, int]]]
 
 DEPTHS = (1, 16, 64, 192)
 READ_BYTES = 4096
@@ -23,7 +36,7 @@ _RATE_S = 0.1
 _BATCHES_S = 0.05
 _MOST_READS = 4096  # of one gather: 16 MiB of output
 # of the reads issued; the rest of the machine can only add to what the device counts
-_DEVICE_SHARE = 0.95
+DEVICE_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,21 @@ class RandomReads:
     p50_us: float  # until `depth` reads submitted at once are all there
     reads: int
     device_reads: int | None  # what the device counted meanwhile
+
+
+def of_table(manifest: Manifest, block: int) -> Blocks:
+    """Return the aligned blocks that lie whole within a table's rows."""
+    extents = []
+    first = 0
+    for plane in manifest.planes:
+        for extent in plane.extents:
+            start = -(-extent.offset // block) * block
+            end = extent.offset + extent.num_rows * plane.row_bytes
+            count = max(0, (end - start) // block)
+            if count:
+                extents.append((extent.file, start, first, count))
+                first += count
+    return block, extents
 
 
 def measure(
@@ -78,4 +106,4 @@ def from_device(measured: Sequence[RandomReads]) -> bool | None:
     counted = [m.device_reads for m in measured if m.device_reads is not None]
     if not measured or len(counted) < len(measured):
         return None
-    return sum(counted) >= _DEVICE_SHARE * sum(m.reads for m in measured)
+    return sum(counted) >= DEVICE_SHARE * sum(m.reads for m in measured)

@@ -11,16 +11,19 @@ import logging
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rowstream import _core, catalog, codecs
-from rowstream.backends import ReadOptions, open_table
+from rowstream.backends import DEFAULT_QUEUE_DEPTH, ReadOptions, open_table
 from rowstream.errors import UnavailableError
 from rowstream.manifest import Manifest
 from rowstream.prefetch import Ticket
+
+if TYPE_CHECKING:
+    from rowstream.profile import DeviceProfile
 
 __all__ = ["RowStore", "Run"]
 
@@ -40,16 +43,27 @@ class RowStore:
         *,
         backend: str = "auto",
         reader: str = "auto",
-        queue_depth: int = 128,
+        queue_depth: int | None = None,
         read_timeout_s: float = 10.0,
         on_read_error: str = "raise",
         cache_bytes: int = 0,
         lookahead_bytes: int = 32 << 20,
+        resident_budget_bytes: int | None = None,
+        profile: DeviceProfile | None = None,
     ) -> None:
         """Open the table that a manifest describes; see `open` for the arguments."""
         self.manifest = manifest
+        if queue_depth is None:
+            queue_depth = DEFAULT_QUEUE_DEPTH if profile is None else profile.queue_depth
         self._options = ReadOptions(
-            reader, queue_depth, read_timeout_s, on_read_error, cache_bytes, lookahead_bytes
+            reader,
+            queue_depth,
+            read_timeout_s,
+            on_read_error,
+            cache_bytes,
+            lookahead_bytes,
+            resident_budget_bytes,
+            0 if profile is None else profile.block,
         )
         self._table = open_table(manifest, backend, self._options)
         self._zeroed_rows = 0
@@ -66,27 +80,32 @@ class RowStore:
         path: str | os.PathLike[str],
         *,
         table: str | None = None,
+        table_paths: Sequence[str | os.PathLike[str]] = (),
         backend: str = "auto",
         reader: str = "auto",
-        queue_depth: int = 128,
+        queue_depth: int | None = None,
         read_timeout_s: float = 10.0,
         on_read_error: str = "raise",
         cache_bytes: int = 0,
         lookahead_bytes: int = 32 << 20,
+        resident_budget_bytes: int | None = None,
+        profile: DeviceProfile | None = None,
     ) -> RowStore:
         """Open a table of the checkpoint at `path`, a folder, file or id in the local hub cache.
 
         `table` is the name of one of `rowstream.tables(path)` and may be left out where there is
-        but one. `backend` is "auto", "disk", "mmap" or "pinned". The rest is for disk: `reader`
-        "auto", "uring", "pool" or "inline"; `queue_depth` the reads kept in flight;
-        `read_timeout_s` the seconds without any answer after which a gather fails;
-        `on_read_error` "raise", or "zero-rows" to go on with zeroes for rows that cannot be read,
-        which are counted and logged; `cache_bytes` the memory for rows read before;
-        `lookahead_bytes` that for rows of `prefetch`. Raises ManifestError, ReadError,
-        UnavailableError, ValueError.
+        but one. `table_paths` are folders or files on other drives that hold its shards. `backend`
+        is "auto", "disk", "mmap" or "pinned". `on_read_error` is "raise", or "zero-rows" to go on
+        with zeroes for rows that cannot be read, which are counted and logged. For disk: `reader`
+        "auto", "uring", "pool" or "inline"; `queue_depth` the reads kept in flight, 128 or what
+        `profile` chose; `read_timeout_s` the seconds without any answer after which a gather fails;
+        `cache_bytes` the memory for rows read before; `lookahead_bytes` that for rows of
+        `prefetch`. For mmap: `resident_budget_bytes` of mapped pages; more are dropped, at most
+        64 MiB late, and come back from the page cache. Nothing is measured here, see
+        `DeviceProfile.measure`. Raises ManifestError, ReadError, UnavailableError, ValueError.
         """
         return cls(
-            _choose(catalog.tables(path), table),
+            _choose(catalog.tables(path, table_paths=table_paths), table),
             backend=backend,
             reader=reader,
             queue_depth=queue_depth,
@@ -94,6 +113,8 @@ class RowStore:
             on_read_error=on_read_error,
             cache_bytes=cache_bytes,
             lookahead_bytes=lookahead_bytes,
+            resident_budget_bytes=resident_budget_bytes,
+            profile=profile,
         )
 
     @property
@@ -201,12 +222,15 @@ class RowStore:
         `memory_bytes` is all that the store holds (scratch, bounce, rings, a pinned table); pages
         of a mapped table belong to the page cache. `reads` are the reads issued, `duplicate_rows`
         the rows that another row of the same gather served, `gather_s` the seconds spent in
-        gathers.
+        gathers. Of "mmap": `mapped_bytes`; `resident_bytes`, asked of the kernel in milliseconds;
+        `faults` that were caught; `drops` of slices to stay under the budget; `advise_failures`.
         """
         native = self._table.native
         counters = native.counters()
         if isinstance(native, _core.DiskTable):
             counters |= native.kept()
+        elif isinstance(native, _core.ResidentTable) and self.backend == "mmap":
+            counters |= native.mapped_pages()
         return {
             "table": self.manifest.name,
             "table_bytes": self.manifest.table_bytes,
@@ -273,7 +297,7 @@ def _choose(manifests: Sequence[Manifest], table: str | None) -> Manifest:
     if table is None:
         raise ValueError(f"the checkpoint has {len(names)} tables, name one: {', '.join(names)}")
     if table not in names:
-        raise ValueError(f"table is one of {', '.join(names)}; got {table!r}")
+        raise ValueError(f"table needs one of {', '.join(names)}, got {table!r}")
     return manifests[names.index(table)]
 
 

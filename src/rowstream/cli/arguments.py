@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 else:
     Commands = Any
 
-__all__ = ["Commands", "add_command", "add_reader", "add_table", "ids", "positive"]
+__all__ = [
+    "Commands",
+    "add_command",
+    "add_reader",
+    "add_table",
+    "add_table_paths",
+    "ids",
+    "positive",
+    "size",
+]
 
 _INT64 = 2**63
 
@@ -45,13 +54,26 @@ def add_table(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_table_paths(parser: argparse.ArgumentParser) -> None:
+    """Add `--table-path`, which may be given several times."""
+    parser.add_argument(
+        "--table-path",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="folder or file on another drive from which shards of the table are taken; may be "
+        "given several times",
+    )
+
+
 def add_reader(parser: argparse.ArgumentParser) -> None:
     """Add `--reader`."""
     parser.add_argument(
         "--reader",
         default="auto",
-        choices=("auto", "uring", "pool"),
-        help="how the disk is read: io_uring, or 16 threads where that is refused (default: auto)",
+        choices=("auto", "uring", "pool", "inline"),
+        help="how files are read: io_uring, 16 threads where that is refused, or, on tmpfs, the "
+        "calling thread (default: auto)",
     )
 
 
@@ -76,3 +98,18 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"needs a whole number from 1 on, got {text!r}")
     return value
+
+
+def size(text: str) -> int:
+    """Read a size in bytes: a number, or one with KiB, MiB or GiB behind it."""
+    units = {"kib": 10, "mib": 20, "gib": 30}
+    lower = text.strip().lower()
+    shift = units.get(lower[-3:], 0)
+    try:
+        value = float(lower[:-3] if shift else lower)
+        found = int(value * (1 << shift))
+    except (ValueError, OverflowError):
+        found = -1
+    if found < 0:
+        raise argparse.ArgumentTypeError(f"needs a size such as 64MiB, got {text!r}")
+    return found

@@ -28,7 +28,7 @@ def add_to(commands: Commands) -> None:
         "doctor",
         help="say what this machine allows, how fast its disk is, and what auto chooses",
         description="Say what this machine allows, how fast its disk answers random 4 KiB reads "
-        "(about a second), and what auto chooses and why. Needs no privilege.",
+        "(about two seconds), and what auto chooses and why. Needs no privilege.",
         examples=_EXAMPLES,
     )
     parser.add_argument(
@@ -71,6 +71,7 @@ def _text(report: Report) -> str:
             else f"no: {report.direct.reason}; reads go through the page cache",
         ),
         ("random reads", _measured_text(report)),
+        ("best with", _profile_text(report)),
         (
             "auto chooses",
             f"{report.auto.backend} ({report.auto.reason}),"
@@ -120,6 +121,18 @@ def _io_uring_text(found: IoUring) -> str:
     sysctl = "absent" if found.disabled is None else str(found.disabled)
     text += f"\nsysctl kernel.io_uring_disabled {sysctl}, locked memory (ulimit -l) {limit}"
     return text if found.advice is None else f"{text}\n{found.advice}"
+
+
+def _profile_text(report: Report) -> str:
+    profile = report.profile
+    if profile is None:
+        return "not measured"
+    if profile.reader == "inline":
+        return "any queue depth, the calling thread reads by itself"
+    block = f", blocks of {profile.block} bytes" if profile.block else ""
+    usual = "" if profile.conclusive else " (the usual one, the measurement could not tell)"
+    kept = "; kept for this device" if report.kept else ""
+    return f"queue depth {profile.queue_depth}{usual}{block}{kept}"
 
 
 def _measured_text(report: Report) -> str:

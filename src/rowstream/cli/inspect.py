@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from rowstream.cli.arguments import Commands, add_command
+from rowstream.cli.arguments import Commands, add_command, add_table_paths
 from rowstream.cli.text import fields, json_text, plural, size
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def add_to(commands: Commands) -> None:
         metavar="PATH",
         help="checkpoint folder, .safetensors file, or id in the local hub cache",
     )
+    add_table_paths(parser)
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
     parser.set_defaults(run=run)
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Describe and print."""
     from rowstream.catalog import tables
 
-    described = [describe(manifest) for manifest in tables(args.path)]
+    described = [describe(manifest) for manifest in tables(args.path, table_paths=args.table_path)]
     if args.json:
         print(json_text({"path": args.path, "tables": described}))
     else:
@@ -196,7 +197,14 @@ def _text(table: dict[str, Any]) -> str:
 
 def _files_text(table: dict[str, Any]) -> str:
     files = table["files"]
-    text = f"{plural(table['shards'], 'shard')} in {plural(len(files), 'file')} of {table['root']}"
+    folders: dict[str, list[dict[str, Any]]] = {}
+    for file in files:
+        folders.setdefault(os.path.dirname(file["path"]), []).append(file)
+    text = "\n".join(
+        f"{plural(sum(file['shards'] for file in found), 'shard')} in"
+        f" {plural(len(found), 'file')} of {folder or '.'}"
+        for folder, found in folders.items()
+    )
     file_bytes = sum(file["file_bytes"] for file in files)
     stored = sum(file["stored_bytes"] for file in files)
     if stored < file_bytes // 2:

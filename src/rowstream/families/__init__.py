@@ -24,6 +24,7 @@ class Family:
     marker: bytes  # in the name of every tensor that belongs to a table
     pattern: str  # how such a name reads, for people
     manifests: Build
+    role: Callable[[str], str | None]  # of a tensor, by name: "rows", "constant", None for others
 
 
-FAMILIES = (Family(ple.FAMILY, ple.MARKER, ple.PATTERN, ple.manifests),)
+FAMILIES = (Family(ple.FAMILY, ple.MARKER, ple.PATTERN, ple.manifests, ple.role),)

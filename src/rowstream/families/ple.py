@@ -24,7 +24,7 @@ from rowstream.formats.tensor import Tensor
 from rowstream.hashing import NgramConstants
 from rowstream.manifest import Extent, Manifest, Plane, TableFile
 
-__all__ = ["FAMILY", "MARKER", "PATTERN", "manifests"]
+__all__ = ["FAMILY", "MARKER", "PATTERN", "manifests", "role"]
 
 FAMILY = "ple"
 MARKER = b".ple_embedding."
@@ -45,6 +45,7 @@ _BUFFERS = (_MULTIPLIERS, _SIZES, _OFFSETS)
 _CODEC_OF = {codec.dtype: name for name, codec in CODECS.items()}
 _SCALE_CODECS = ("bf16", "f16", "f32")
 _BUFFER_VALUES_MAX = 1024
+_ROW_VALUES_MAX = 1 << 16  # readers hold a row for each read in flight
 
 
 @dataclass(slots=True)
@@ -91,6 +92,17 @@ def manifests(
                     file=CONFIG_NAME,
                 )
     return [_manifest(layers[layer], described, root, format_name) for layer in sorted(layers)]
+
+
+def role(name: str) -> str | None:
+    """Tell what the tensor of that name is to a table: "rows", "constant" or nothing."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    part = match["part"]
+    if part == _FUSED or _SHARD.fullmatch(part):
+        return "rows"
+    return "constant" if part == _SCALE or part in _BUFFERS else None
 
 
 def _by_layer(tensors: Iterable[Tensor]) -> dict[int, _Parts]:
@@ -191,6 +203,8 @@ def _check_shards(parts: _Parts) -> None:
             raise tensor.mismatch("dtype", " or ".join(_CODEC_OF), tensor.dtype)
         if len(tensor.shape) != 2 or 0 in tensor.shape:
             raise tensor.mismatch("shape", "rows and row width", list(tensor.shape))
+        if tensor.shape[1] > _ROW_VALUES_MAX:
+            raise tensor.mismatch("row width", f"{_ROW_VALUES_MAX} at most", tensor.shape[1])
         if tensor.dtype != first.dtype:
             raise tensor.mismatch("dtype", f"{first.dtype} as the first shard", tensor.dtype)
         if tensor.shape[1] != first.shape[1]:

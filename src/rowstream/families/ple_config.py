@@ -18,6 +18,7 @@ _MODEL_TYPES = ("qwen4_exp", "qwen4_exp_text")
 _NGRAM_SIZE_MAX = 8
 _HEADS_MAX = 1024
 _LAYERS_MAX = 64
+_PRIMES_MAX = 4096  # heads of all layers: each takes up to 60 us to find
 _LAYER_ID_MAX = 4096
 _VOCAB_BASE_MAX = 2**40
 _VOCAB_SIZE_MAX = 2**31
@@ -54,6 +55,8 @@ def read_ple_config(config: dict[str, Any]) -> PleConfig:
         raise _error("heads_per_ngram", f"{_HEADS_MAX} heads in total at most", heads)
     vocab_size = _integer(text, "vocab_size", 248_320, high=_VOCAB_SIZE_MAX)
     layers = _layers(text)
+    if heads * len(layers) > _PRIMES_MAX:
+        raise _error("ple_layer_ids", f"{_PRIMES_MAX} heads in total at most", heads * len(layers))
     return PleConfig(
         layers=layers,
         row_values=_width(text, heads) // heads,

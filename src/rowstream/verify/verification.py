@@ -81,7 +81,7 @@ def verify(
     if table is not None:
         names = [place.manifest.name for place in places]
         if table not in names:
-            raise ValueError(f"table is one of {', '.join(names)}; got {table!r}")
+            raise ValueError(f"table needs one of {', '.join(names)}, got {table!r}")
         places = [places[names.index(table)]]
     others = None if against is None else _Place.all(against)
     total_bytes = sum(place.manifest.table_bytes for place in places)

@@ -13,8 +13,8 @@ SCRIPT = (Chunk("Hel", (7,)), Chunk("", (8, 9)), Chunk("lo ☺\u2028", (10, 11),
 class ScriptedEngine:
     """Encode a character as its code point below 128; answer every request with `script`.
 
-    With `held` the chunks after the first wait until the generation is cancelled. `error` comes
-    after the script's chunks.
+    With `held` the chunks after the first wait for the test, or until the generation is cancelled;
+    with `open_ended` all come and no end. `error` comes after the script's chunks.
     """
 
     name = "org/tiny"
@@ -26,14 +26,18 @@ class ScriptedEngine:
         script: Sequence[Chunk] = SCRIPT,
         *,
         held: bool = False,
+        open_ended: bool = False,
         full: bool = False,
         error: Exception | None = None,
     ) -> None:
         self.script = tuple(script)
         self.held = held
+        self.open_ended = open_ended
+        self.drained = False
         self.full = full
         self.error = error
         self.closed = False
+        self.tables: list[dict[str, object]] = [{"backend": "disk", "reads": 3}]
         self.generations: list[Generation] = []
         self.conversations: list[tuple[Message, ...]] = []
 
@@ -61,7 +65,10 @@ class ScriptedEngine:
         return generations
 
     def stats(self) -> dict[str, object]:
-        return {"closed": self.closed, "waiting": 0, "tables": [{"backend": "disk", "reads": 3}]}
+        return {"closed": self.closed, "waiting": 0, "tables": self.tables}
+
+    def drain(self) -> None:
+        self.drained = self.full = True
 
     def close(self) -> None:
         self.closed = True

@@ -360,7 +360,7 @@ def test_wrong_usage_is_status_2(argv: list[str], capsys: Capture) -> None:
 def test_an_error_of_several_lines_becomes_one(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    def broken(path: object) -> None:
+    def broken(path: object, **options: object) -> None:
         raise ValueError("first\n  second\n")
 
     monkeypatch.setattr("rowstream.catalog.tables", broken)
@@ -368,7 +368,7 @@ def test_an_error_of_several_lines_becomes_one(
 
 
 def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    def interrupted(path: object) -> None:
+    def interrupted(path: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rowstream.catalog.tables", interrupted)
@@ -499,7 +499,8 @@ def test_serve_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch, capsys: C
     assert main(["serve", "model"]) == 0
     options = ["--host", "::1", "--port", "0", "--table-backend", "disk", "--reader", "pool"]
     options += ["--dtype", "float32", "--device", "cpu", "--served-model-name", "tiny"]
-    options += ["--max-queue", "3"]
+    options += ["--table-path", "/a", "--table-path", "/b"]
+    options += ["--max-queue", "3", "--read-timeout", "2.5", "--on-read-error", "zero-rows"]
     assert main(["serve", "model", *options]) == 0
     assert checked == ["cpu"]
     assert calls[0] == (
@@ -509,6 +510,9 @@ def test_serve_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch, capsys: C
             "port": 8000,
             "table_backend": "auto",
             "reader": "auto",
+            "read_timeout_s": 10.0,
+            "on_read_error": "raise",
+            "table_paths": [],
             "dtype": "auto",
             "device": None,
             "served_model_name": None,
@@ -522,12 +526,21 @@ def test_serve_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch, capsys: C
             "port": 0,
             "table_backend": "disk",
             "reader": "pool",
+            "read_timeout_s": 2.5,
+            "on_read_error": "zero-rows",
+            "table_paths": ["/a", "/b"],
             "dtype": "float32",
             "device": "cpu",
             "served_model_name": "tiny",
             "max_queue": 3,
         },
     )
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_serve_refuses_a_time_out_that_is_none(capsys: Capture, seconds: str) -> None:
+    assert main(["serve", "model", "--read-timeout", seconds]) == 2
+    assert "needs seconds from 0.001 to 86400" in capsys.readouterr().err
 
 
 def test_serve_on_a_device_that_is_not_there_is_one_line(capsys: Capture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from rowstream.errors import UnavailableError  # noqa: E402
 from rowstream.runtime.detokenize import TextStream  # noqa: E402
 from rowstream.runtime.engine import (  # noqa: E402
     Chunk,
+    EngineClosedError,
     Message,
     PromptError,
     QueueFullError,
@@ -361,6 +363,43 @@ def test_what_a_request_leaves_open_is_the_checkpoints(
     sampling = SamplingParams(max_tokens=6, seed=4, **asked)
     found = ids_of(answer(engine, (60,), sampling))
     assert (found == [61, 62, 63, 64, 65, 66]) == greedy
+
+
+def test_those_that_left_while_they_waited_are_forgotten(scripted: Made) -> None:
+    engine, model = scripted
+    running = submit(engine, 1)
+    until(lambda: model.started == [1])
+    left = []
+    for i in range(50):
+        generation = submit(engine, 20 + i)
+        generation.cancel()
+        left.append(weakref.ref(generation))
+        del generation
+    submit(engine, 2)
+    # their prompts are freed now, not when their turn would have come
+    assert sum(one() is not None for one in left) <= 1
+    model.go(6)
+    assert text_of(list(running)) == "11 12 13 "
+
+
+def test_a_drain_ends_what_waits_and_lets_end_what_has_begun(scripted: Made) -> None:
+    engine, model = scripted
+    begun = engine.submit(
+        [Request((i, 10 * i), SamplingParams(max_tokens=2, temperature=0.0)) for i in (1, 2)]
+    )
+    waiting = submit(engine, 3)
+    until(lambda: model.started == [1])
+    engine.drain()
+    with pytest.raises(EngineClosedError):
+        next(waiting)
+    with pytest.raises(EngineClosedError):
+        submit(engine, 4)
+    stats = engine.stats()
+    assert (stats["draining"], stats["closed"]) == (True, False)
+    assert (stats["running"], stats["waiting"]) == (1, 1)
+    model.go(4)
+    assert [text_of(list(one)) for one in begun] == ["11 12 ", "21 22 "]
+    assert model.started == [1, 2]
 
 
 def test_close_ends_what_runs_and_what_waits(scripted: Made) -> None:

@@ -123,6 +123,15 @@ def test_neutral_values_and_null_ask_for_nothing() -> None:
         assert parse_completion(COMPLETION | {name: None}) == plain_completion, name
 
 
+def test_logprobs() -> None:
+    assert parse_completion(COMPLETION | {"logprobs": 0}).sampling.logprobs == 0
+    assert parse_completion(COMPLETION | {"logprobs": 5}).sampling.logprobs == 5
+    assert parse_completion(COMPLETION).sampling.logprobs is None
+    assert parse_chat(CHAT | {"logprobs": True}).sampling.logprobs == 0
+    assert parse_chat(CHAT | {"logprobs": True, "top_logprobs": 5}).sampling.logprobs == 5
+    assert parse_chat(CHAT | {"logprobs": False, "top_logprobs": 0}).sampling.logprobs is None
+
+
 BAD_COMMON: list[tuple[str, Any]] = [
     ("n", 2),
     ("n", True),
@@ -130,8 +139,6 @@ BAD_COMMON: list[tuple[str, Any]] = [
     ("presence_penalty", 0.1),
     ("frequency_penalty", False),
     ("logit_bias", {"5": 1}),
-    ("logprobs", 0),
-    ("logprobs", True),
     ("user", 5),
     ("temperature", -0.1),
     ("temperature", 2.1),
@@ -164,6 +171,10 @@ BAD_COMPLETION: list[tuple[str, Any]] = [
     ("prompt", []),
     ("prompt", ["x"] * (MAX_PROMPTS + 1)),
     ("best_of", 2),
+    ("logprobs", 6),
+    ("logprobs", -1),
+    ("logprobs", True),
+    ("logprobs", 1.0),
     ("echo", True),
     ("suffix", "x"),
 ]
@@ -175,7 +186,12 @@ BAD_CHAT: list[tuple[str, Any]] = [
     ("response_format", {"type": "json_object"}),
     ("tools", [{"type": "function"}]),
     ("tool_choice", "required"),
+    ("logprobs", 0),
+    ("logprobs", "true"),
+    # it needs logprobs
     ("top_logprobs", 2),
+    ("top_logprobs", 6),
+    ("top_logprobs", True),
     ("modalities", ["audio"]),
     ("reasoning_effort", "low"),
     ("store", True),

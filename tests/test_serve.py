@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -58,6 +59,20 @@ def address(synth_model: Any, synth_tokenizer: Any) -> Iterator[str]:
 def client(address: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+def health(address: str) -> Any:
+    return httpx.get(f"{address}/health", timeout=5).json()
+
+
+def begin(address: str, call: dict[str, Any]) -> socket.socket:
+    """Send a request as a bare client, which can leave or stop reading."""
+    host, port = address.removeprefix("http://").split(":")
+    body = json.dumps(call).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection.sendall(head.encode() + body)
+    return connection
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -213,22 +228,18 @@ def test_errors_reach_the_client_as_its_own(client: openai.OpenAI) -> None:
 
 
 def test_a_full_queue_turns_clients_away(client: openai.OpenAI, address: str) -> None:
-    streams = [
-        client.completions.create(
-            model="tiny-qwen", prompt=PROMPT, max_tokens=1000, temperature=0, stream=True
-        )
-        for _ in range(5)
-    ]
+    call = {"model": "tiny-qwen", "prompt": PROMPT, "max_tokens": 20_000, "stream": True}
+    clients = [begin(address, call) for _ in range(5)]
     try:
+        until(lambda: health(address)["waiting"] == 4)  # the loop answers while the model works
         with pytest.raises(openai.RateLimitError) as full:
             client.completions.create(model="tiny-qwen", prompt="a", max_tokens=1)
         assert full.value.code == "queue_full"
-        # the loop answers while the model works
-        assert httpx.get(f"{address}/health", timeout=5).json()["waiting"] == 4
     finally:
-        for stream in streams:
-            stream.close()
-    until(lambda: httpx.get(f"{address}/health").json()["running"] == 0)
+        # those that wait and the one that is answered
+        for one in clients:
+            one.close()
+    until(lambda: (health(address)["running"], health(address)["waiting"]) == (0, 0))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -304,7 +315,8 @@ def test_the_whole_server_and_its_end(
     ) as process:
         try:
             assert process.stdout is not None
-            table, serving = process.stdout.readline(), process.stdout.readline()
+            device, table, serving = (process.stdout.readline() for _ in range(3))
+            assert re.match(r"device .+ random reads/s, .+; queue depth \d+", device)
             assert re.match(r"table layers\.1\.ple: backend \w+, reader \w+ \(.+\)$", table)
             found = re.match(r"serving tiny-qwen at (http://127\.0\.0\.1:\d+/v1)$", serving)
             assert found is not None

@@ -234,7 +234,7 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"config\.json"):
         load_model(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ManifestError, match=r"model_type must be qwen4_exp .* llama"):
+    with pytest.raises(ManifestError, match=r"model_type needs qwen4_exp .* llama"):
         load_model(tmp_path)
 
 

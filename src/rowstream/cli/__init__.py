@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 
 from rowstream import __version__
-from rowstream.cli import bench, doctor, gather, inspect, serve, synth
+from rowstream.cli import bench, chat, doctor, gather, inspect, serve, synth, verify
 from rowstream.errors import ReadError, RowstreamError
 
 __all__ = ["main"]
 
-_COMMANDS = (inspect, gather, synth, serve, bench, doctor)
+_COMMANDS = (inspect, gather, synth, serve, chat, verify, bench, doctor)
 
 _INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
 _PIPE_CLOSED = 141  # 128 + SIGPIPE

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
-from rowstream.cli.arguments import Commands, add_command, add_reader, positive
+from rowstream.cli.arguments import (
+    Commands,
+    add_command,
+    add_reader,
+    add_table_paths,
+    positive,
+    size,
+)
 from rowstream.errors import UnavailableError
 
 __all__ = ["add_to"]
@@ -28,7 +35,7 @@ def add_to(commands: Commands) -> None:
         help="serve a model through an OpenAI-compatible API, its table left on disk",
         description="Serve a model through an OpenAI-compatible API while its table stays in the "
         "checkpoint. Needs the extra: pip install 'rowstream[serve]'. "
-        "Ctrl-C ends it once the running answers have ended.",
+        "Ctrl-C or SIGTERM ends it once the running answers have ended, a second one at once.",
         examples=_EXAMPLES,
     )
     parser.add_argument(
@@ -49,6 +56,28 @@ def add_to(commands: Commands) -> None:
         help="where the table's rows live (default: auto)",
     )
     add_reader(parser)
+    add_table_paths(parser)
+    parser.add_argument(
+        "--table-cache",
+        metavar="SIZE",
+        type=size,
+        default=64 << 20,
+        help="memory for rows that were read before, as 1GiB or 64MiB; 0 for none (default: 64MiB)",
+    )
+    parser.add_argument(
+        "--read-timeout",
+        metavar="S",
+        type=_seconds,
+        default=10.0,
+        help="seconds without any answer from the disk after which a read fails (default: 10)",
+    )
+    parser.add_argument(
+        "--on-read-error",
+        default="raise",
+        choices=("raise", "zero-rows"),
+        help="fail the request whose rows cannot be read, or go on with zeroes, which /health and "
+        "/metrics tell (default: raise)",
+    )
     parser.add_argument(
         "--dtype",
         default="auto",
@@ -83,6 +112,10 @@ def run(args: argparse.Namespace) -> int:
             port=args.port,
             table_backend=args.table_backend,
             reader=args.reader,
+            read_timeout_s=args.read_timeout,
+            on_read_error=args.on_read_error,
+            table_paths=args.table_path,
+            table_cache_bytes=args.table_cache,
             dtype=args.dtype,
             device=args.device,
             served_model_name=args.served_model_name,
@@ -90,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         )
     except ImportError as error:
         raise UnavailableError(
-            f"serve: {error}; install with: pip install 'rowstream[serve]'"
+            f"serve: {str(error).lower()}; install with: pip install 'rowstream[serve]'"
         ) from error
     return 0
 
@@ -105,7 +138,18 @@ def _check_device(name: str) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         reason = str(error).split("\n")[0]
+        reason = reason[:1].lower() + reason[1:]
         raise UnavailableError(f"--device {name}: {reason}") from error
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.001 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"needs seconds from 0.001 to 86400, got {text!r}")
+    return seconds
 
 
 def _port(text: str) -> int:

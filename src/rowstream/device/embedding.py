@@ -7,6 +7,7 @@ the model's business, where they come from the store's.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,8 @@ class StreamedEmbedding(torch.nn.Module):
         super().__init__()
         manifest = store.manifest
         self.store = store
+        # called after each lookup with its tokens and the seconds that the model waited for them
+        self.observe: Callable[[int, float], None] | None = None
         self.num_embeddings = manifest.num_rows
         self.embedding_dim = manifest.row_values
         self._codes = _CODES[manifest.codec]
@@ -67,7 +70,10 @@ class StreamedEmbedding(torch.nn.Module):
         wanted = ids.detach().to("cpu", torch.int64).contiguous()
         # Fresh memory for each call: torch may read it, or a view of it, after the next gather.
         rows = torch.empty((*wanted.shape, self.store.row_bytes), dtype=torch.uint8, device="cpu")
+        began_s = time.perf_counter()
         self.store.gather(wanted.numpy(), out=rows.numpy())
+        if self.observe is not None:
+            self.observe(wanted.numel() // self.store.heads, time.perf_counter() - began_s)
         # Codes travel, not values: an FP8 row has half the bytes.
         values = rows.view(self._codes).to(ids.device).to(self.dtype)
         if not self._scaled:
@@ -95,6 +101,7 @@ class StreamedEmbedding(torch.nn.Module):
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
         memo[id(self.store)] = self.store
+        memo[id(self.observe)] = self.observe
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return twin
 

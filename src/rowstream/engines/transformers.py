@@ -10,17 +10,23 @@ import functools
 import os
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rowstream.catalog import tables
 from rowstream.checkpoint import locate, read_config
+from rowstream.engines.loadable import loadable
+from rowstream.engines.read_ahead import ReadAhead
 from rowstream.errors import ManifestError, UnavailableError, shown
 from rowstream.manifest import Manifest
 from rowstream.store import RowStore
 
-_NEEDED = "torch and transformers 5.17 or later are needed: pip install 'rowstream[torch]'"
+if TYPE_CHECKING:
+    from rowstream.profile import DeviceProfile
+
+_NEEDED = "needs torch and transformers 5.17 or later: pip install 'rowstream[torch]'"
 _MODEL_TYPES = ("qwen4_exp", "qwen4_exp_text")
 # What transformers derives from the config where a checkpoint does not store it.
 _DERIVED = r"\.ple_embedding\.(layer_multipliers|ngram_heads_offsets|ngram_heads_vocab_sizes)$"
@@ -37,6 +43,12 @@ def load_model(
     *,
     table_backend: str = "auto",
     reader: str = "auto",
+    read_timeout_s: float = 10.0,
+    on_read_error: str = "raise",
+    table_paths: Sequence[str | os.PathLike[str]] = (),
+    profile: DeviceProfile | None = None,
+    cache_bytes: int = 0,
+    read_ahead: bool = True,
     dtype: Any = "auto",
     device: Any = None,
     **from_pretrained_kwargs: Any,
@@ -44,9 +56,11 @@ def load_model(
     """Load a qwen4_exp checkpoint as a `Qwen4ExpForCausalLM` that reads its n-gram rows on demand.
 
     `path` is a folder or the id of a model in the local hub cache; nothing is downloaded. Of a
-    multimodal checkpoint the text part is loaded. `table_backend` and `reader` are RowStore's,
-    the rest is `from_pretrained`'s. The model is in eval mode and has its stores open until it is
-    collected or `close` is called.
+    multimodal checkpoint the text part is loaded. `table_backend`, `reader`, `read_timeout_s`,
+    `on_read_error`, `table_paths`, `profile` and `cache_bytes` are RowStore's, the rest is
+    `from_pretrained`'s. With `read_ahead` a prompt's rows are read while its first layers run.
+    With `table_paths` the folder may lack the files that hold nothing but parts of a table. The
+    model is in eval mode and has its stores open until it is collected or `close` is called.
 
     Raises ManifestError for another architecture, for a PLE layer without a table and for a
     checkpoint that lacks other weights; UnavailableError without a transformers that knows
@@ -60,11 +74,21 @@ def load_model(
     options: dict[str, Any] = {"dtype": dtype, **from_pretrained_kwargs}
     if device is not None:
         options.setdefault("device_map", {"": device})
-    opened = _open_stores(folder, config, table_backend, reader)
+    opened = _open_stores(
+        folder,
+        config,
+        table_paths,
+        backend=table_backend,
+        reader=reader,
+        read_timeout_s=read_timeout_s,
+        on_read_error=on_read_error,
+        profile=profile,
+        cache_bytes=cache_bytes,
+    )
     try:
-        with _loading:
+        with _loading, loadable(folder) if table_paths else nullcontext(folder) as source:
             model, info = _streamed_class(base, opened).from_pretrained(
-                folder, config=config, local_files_only=True, output_loading_info=True, **options
+                source, config=config, local_files_only=True, output_loading_info=True, **options
             )
         if info["missing_keys"]:
             missing = sorted(info["missing_keys"])
@@ -80,9 +104,13 @@ def load_model(
     # The class was needed for the load alone: from here on the model is what every isinstance,
     # every error message and every look at the class of it expects.
     model.__class__ = base
+    if model.name_or_path != os.fspath(folder):
+        model.name_or_path = model.config.name_or_path = os.fspath(folder)
     for part in model.modules():
         if hasattr(part, "save_pretrained"):
             part.save_pretrained = functools.partial(_refuse_saving, folder)
+    if read_ahead:
+        model.model.register_forward_pre_hook(ReadAhead(stores(model)), with_kwargs=True)
     return model.eval()
 
 
@@ -91,6 +119,18 @@ def stores(model: Any) -> list[RowStore]:
     from rowstream.device.embedding import StreamedEmbedding
 
     return [m.store for m in model.modules() if isinstance(m, StreamedEmbedding)]
+
+
+def observe(model: Any, observer: Callable[[str, int, float], None]) -> None:
+    """Call `observer(table, tokens, seconds)` after each lookup of a model, on its thread.
+
+    `seconds` is what the model waited for the rows of all `tokens` together.
+    """
+    from rowstream.device.embedding import StreamedEmbedding
+
+    for module in model.modules():
+        if isinstance(module, StreamedEmbedding):
+            module.observe = functools.partial(observer, module.store.manifest.name)
 
 
 def close(model: Any) -> None:
@@ -122,8 +162,8 @@ def _check_architecture(folder: Any, config: Mapping[str, Any] | None) -> None:
     found = config.get("model_type")
     if found not in _MODEL_TYPES:
         raise ManifestError(
-            f"{folder}/config.json: model_type must be qwen4_exp or qwen4_exp_text, "
-            f"is {shown(found)}",
+            f"{folder}/config.json: model_type needs qwen4_exp or qwen4_exp_text, "
+            f"found {shown(found)}",
             file="config.json",
             needed="qwen4_exp",
             found=found,
@@ -135,7 +175,7 @@ def _model_class() -> Any:
         import_module("torch")
         return import_module("transformers.models.qwen4_exp.modeling_qwen4_exp").Qwen4ExpForCausalLM
     except ImportError as error:
-        raise UnavailableError(f"{error}; {_NEEDED}") from error
+        raise UnavailableError(f"load_model: {_NEEDED} ({error})") from error
 
 
 def _text_config(folder: Any) -> Any:
@@ -149,10 +189,12 @@ def _text_config(folder: Any) -> Any:
     return text
 
 
-def _open_stores(folder: Any, config: Any, table_backend: str, reader: str) -> dict[int, RowStore]:
+def _open_stores(
+    folder: Any, config: Any, table_paths: Sequence[str | os.PathLike[str]], **options: Any
+) -> dict[int, RowStore]:
     """Open the table of each PLE layer; keys are decoder layers, counted from zero."""
     found: dict[int, Manifest] = {}
-    for manifest in tables(folder):
+    for manifest in tables(folder, table_paths=table_paths):
         if manifest.family != "ple":
             continue
         if manifest.layer in found:
@@ -175,7 +217,7 @@ def _open_stores(folder: Any, config: Any, table_backend: str, reader: str) -> d
     opened: dict[int, RowStore] = {}
     try:
         for layer in wanted:
-            opened[layer] = RowStore(found[layer], backend=table_backend, reader=reader)
+            opened[layer] = RowStore(found[layer], **options)
     except BaseException:
         for store in opened.values():
             store.close()

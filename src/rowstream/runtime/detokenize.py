@@ -101,6 +101,8 @@ class TextStream:
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
         self._detokenizer = Detokenizer(decode)
         self._matcher = StopMatcher(stops)
+        # characters of the text so far, with those that wait for a stop string
+        self.decoded_chars = 0
 
     @property
     def stopped(self) -> bool:
@@ -108,7 +110,9 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """Add a token and return the text that may go out."""
-        return self._matcher.push(self._detokenizer.push(token))
+        piece = self._detokenizer.push(token)
+        self.decoded_chars += len(piece)
+        return self._matcher.push(piece)
 
     def flush(self) -> str:
         """Return the rest of the text; it may still complete a stop string."""

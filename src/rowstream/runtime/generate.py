@@ -6,39 +6,44 @@ checkpoint's.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
-from rowstream.errors import UnavailableError
 from rowstream.runtime.detokenize import TextStream
+from rowstream.runtime.emission import Emission
 from rowstream.runtime.engine import (
-    Chunk,
-    FinishReason,
+    EngineClosedError,
     Message,
     PromptError,
     QueueFullError,
     Request,
 )
 from rowstream.runtime.generation import Generation
+from rowstream.runtime.logprobs import TokenScores, token_bytes
 from rowstream.runtime.sampling import Sampler
 
 
 class Table(Protocol):
-    """What the engine wants of a row store: its counters."""
+    """What the engine wants of a row store: its counters, and rows read in time."""
 
     def stats(self) -> Mapping[str, object]:
         """Return JSON values."""
+
+    def prefetch(self, runs: Sequence[tuple[None, Sequence[int]]]) -> object:
+        """Start to read the rows of prompts; what is returned ends that when it is dropped."""
 
 
 class TransformersEngine:
     """Serve a causal language model and its tokenizer; see `Engine` for the methods.
 
+    Requests are answered one by one, in the order of their arrival.
     `max_queue` requests may wait while one runs. `tables` are the row stores shown in `stats()`;
     they and the model stay the caller's, and must outlive `close()`.
     """
@@ -64,8 +69,11 @@ class TransformersEngine:
         # a fast tokenizer changes its own settings in a call, which must not meet another call
         self._tokenizing = threading.Lock()
         self._changed = threading.Condition()
-        self._waiting: deque[Generation] = deque()
+        # what was submitted together is begun together, and a drain lets it end together
+        self._waiting: deque[deque[Generation]] = deque()
+        self._begun: deque[Generation] = deque()
         self._running: Generation | None = None
+        self._draining = False
         self._closed = False
         self._answered = 0
         self._generated_tokens = 0
@@ -94,14 +102,19 @@ class TransformersEngine:
     def submit(self, requests: Sequence[Request]) -> list[Generation]:
         generations = [Generation(request) for request in requests]
         with self._changed:
-            if self._closed:
-                raise UnavailableError("engine: is closed")
+            if self._draining:
+                raise EngineClosedError("engine: is closed")
+            self._forget_ended()
             waiting = self._count_waiting()
             if waiting + (self._running is not None) > self._max_queue:
                 raise QueueFullError(
                     f"queue: {waiting} requests wait, at most {self._max_queue} may"
                 )
-            self._waiting.extend(generations)
+            for generation in generations:
+                generation.read_ahead = [
+                    table.prefetch([(None, generation.request.prompt)]) for table in self._tables
+                ]
+            self._waiting.append(deque(generations))
             self._changed.notify()
         return generations
 
@@ -109,6 +122,7 @@ class TransformersEngine:
         with self._changed:
             counters: dict[str, object] = {
                 "closed": self._closed,
+                "draining": self._draining,
                 "running": int(self._running is not None),
                 "waiting": self._count_waiting(),
                 "max_queue": self._max_queue,
@@ -117,20 +131,34 @@ class TransformersEngine:
             }
         return counters | {"tables": [dict(table.stats()) for table in self._tables]}
 
+    def drain(self) -> None:
+        with self._changed:
+            self._draining = True
+            left = [generation for batch in self._waiting for generation in batch]
+            self._waiting.clear()
+        for generation in left:
+            generation.fail(EngineClosedError("engine: was closed before the answer was begun"))
+
     def close(self) -> None:
+        self.drain()
         with self._changed:
             self._closed = True
-            left = [*self._waiting]
+            left = [*self._begun]
             if self._running is not None:
                 left.append(self._running)
-            self._waiting.clear()
+            self._begun.clear()
             self._changed.notify()
         for generation in left:
-            generation.fail(UnavailableError("engine: was closed before the answer was complete"))
+            generation.fail(EngineClosedError("engine: was closed before the answer was complete"))
         self._thread.join()
 
     def _count_waiting(self) -> int:
-        return sum(not generation.ended for generation in self._waiting)
+        return sum(not one.ended for batch in (self._begun, *self._waiting) for one in batch)
+
+    def _forget_ended(self) -> None:
+        # clients that left while they waited: their prompts would stay in memory until their turn
+        living = (deque(one for one in batch if not one.ended) for batch in self._waiting)
+        self._waiting = deque(batch for batch in living if batch)
 
     def _work(self) -> None:
         while (generation := self._next()) is not None:
@@ -143,12 +171,15 @@ class TransformersEngine:
         with self._changed:
             self._running = None
             while not self._closed:
-                while self._waiting:
-                    generation = self._waiting.popleft()
+                while self._begun:
+                    generation = self._begun.popleft()
                     if not generation.ended:
                         self._running = generation
                         return generation
-                self._changed.wait()
+                if self._waiting:
+                    self._begun = self._waiting.popleft()
+                else:
+                    self._changed.wait()
             return None
 
     def _answer(self, generation: Generation) -> None:
@@ -160,26 +191,34 @@ class TransformersEngine:
                 f"request: {len(request.prompt)} prompt tokens and {wanted or 1} new ones"
                 f" do not fit a context of {self.context_tokens}"
             )
-        answer = _Answer(
-            generation,
-            TextStream(self._decode, request.sampling.stop),
-            max_tokens=wanted or room,
-            eos=self._eos,
-        )
+        max_tokens = wanted or room
         ids = torch.tensor([request.prompt], dtype=torch.long, device=self._model.device)
-        processors, config = self._plan(request, answer.max_tokens)
-        self._model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            generation_config=config,
-            logits_processor=processors,
-            stopping_criteria=[answer],
-        )
-        # a limit of the checkpoint's own, such as max_time, can end the loop first
-        answer.finish("length")
+        processors, config = self._plan(request, max_tokens)
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(generation.read_ahead.clear)
+            scores = None
+            if (count := request.sampling.logprobs) is not None:
+                data = functools.partial(token_bytes, self._tokenizer)
+                scores = cleanup.enter_context(TokenScores(self._model, data, count))
+            emission = Emission(
+                generation,
+                TextStream(self._decode, request.sampling.stop),
+                max_tokens=max_tokens,
+                eos=self._eos,
+                scores=scores,
+            )
+            self._model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=config,
+                logits_processor=processors,
+                stopping_criteria=[emission],
+            )
+            # a limit of the checkpoint's own, such as max_time, can end the loop first
+            emission.finish("length")
         with self._changed:
             self._answered += 1
-            self._generated_tokens += answer.num_tokens
+            self._generated_tokens += emission.num_tokens
 
     def _plan(self, request: Request, max_tokens: int) -> tuple[list[Sampler], Any]:
         """Return the sampler, if any, and the checkpoint's generation config, made greedy."""
@@ -207,55 +246,6 @@ class TransformersEngine:
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return str(text)
-
-
-class _Answer:
-    """A stopping criterion: it sees each new token, hands out text and says when to stop."""
-
-    def __init__(
-        self, generation: Generation, stream: TextStream, *, max_tokens: int, eos: Collection[int]
-    ) -> None:
-        self.max_tokens = max_tokens
-        self.num_tokens = 0
-        self._generation = generation
-        self._stream = stream
-        self._eos = eos
-        self._unsent: list[int] = []
-        self._done = False
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        if not self._done:
-            self._push(int(input_ids[0, -1]))
-        return torch.full((1,), self._done, dtype=torch.bool, device=input_ids.device)
-
-    def finish(self, reason: FinishReason) -> None:
-        """Send the rest of the text and the reason, once."""
-        if self._done:
-            return
-        text = self._stream.flush()
-        self._send(text, "stop" if self._stream.stopped else reason)
-
-    def _push(self, token: int) -> None:
-        if self._generation.ended:  # cancelled, or the engine closes
-            self._done = True
-            return
-        self.num_tokens += 1
-        self._unsent.append(token)
-        if token in self._eos:
-            self.finish("stop")
-            return
-        text = self._stream.push(token)
-        if self._stream.stopped:
-            self._send(text, "stop")
-        elif self.num_tokens == self.max_tokens:
-            self._send(text + self._stream.flush(), "stop" if self._stream.stopped else "length")
-        elif text:
-            self._send(text, None)
-
-    def _send(self, text: str, reason: FinishReason | None) -> None:
-        self._generation.put(Chunk(text, tuple(self._unsent), reason))
-        self._unsent.clear()
-        self._done = reason is not None
 
 
 def _token_ids(ids: int | Sequence[int] | None) -> frozenset[int]:

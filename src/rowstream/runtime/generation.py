@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 
@@ -21,8 +22,12 @@ class Generation:
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        # when the chunk that was taken last had been put, by time.perf_counter()
+        self.put_s = 0.0
+        # the engine's: reads that were begun for the prompt and are of use until it is answered
+        self.read_ahead: list[object] = []
         self._changed = threading.Condition()
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: deque[tuple[float, Chunk]] = deque()
         self._error: BaseException | None = None
         self._ended = False
         self._cancelled = False
@@ -35,7 +40,7 @@ class Generation:
         with self._changed:
             if self._ended:
                 return
-            self._chunks.append(chunk)
+            self._chunks.append((time.perf_counter(), chunk))
             self._ended = chunk.finish_reason is not None
             self._notify()
 
@@ -102,7 +107,8 @@ class Generation:
 
     def _pop(self) -> Chunk | None:
         if self._chunks:
-            return self._chunks.popleft()
+            self.put_s, chunk = self._chunks.popleft()
+            return chunk
         if self._error is not None:
             error, self._error = self._error, None
             raise error

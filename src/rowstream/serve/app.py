@@ -1,79 +1,139 @@
-"""The HTTP side: routes of the OpenAI API over an `Engine`, and the one shape of every error.
+"""The HTTP side: routes of the OpenAI API over an `Engine`.
 
-Owns bodies, streams and clients that go away; what fields mean is in `schema`, what objects look
-like in `answer`.
+Owns paths and bodies; what fields mean is in `schema`, what objects look like in `answer`, how they
+reach a client in `exchange`, and errors in `refusal`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rowstream.errors import UnavailableError
 from rowstream.runtime import engine as runtime
-from rowstream.runtime.engine import Engine, PromptError, QueueFullError, SamplingParams, Usage
-from rowstream.runtime.generation import Generation
-from rowstream.serve.answer import Answer, ChatAnswer, Choice, CompletionAnswer
+from rowstream.runtime.engine import Engine, PromptError, SamplingParams
+from rowstream.serve.answer import Answer, ChatAnswer, CompletionAnswer
 from rowstream.serve.checks import RequestError
+from rowstream.serve.exchange import CLIENT_GONE, OUTCOME, Exchange, json_response
+from rowstream.serve.health import Health
+from rowstream.serve.metrics import CONTENT_TYPE, Metrics
+from rowstream.serve.refusal import Refusals
 from rowstream.serve.schema import Prompt, parse_chat, parse_completion, parse_json
 
-logger = logging.getLogger("rowstream.serve")
-
 DEFAULT_MAX_BODY_BYTES = 1 << 20
-# nobody is left to read it; the number is nginx's for a client that closed the request
-_CLIENT_GONE = 499
+# a client may leave a stream unread for so long; what it does not read is generated meanwhile
+DEFAULT_STALL_S = 30.0
+DEFAULT_BODY_TIMEOUT_S = 60.0
 # a body somewhat over the limit is read to its end, or its sender would not see the answer
 _DRAIN_FACTOR = 16
 
 
-def create_app(engine: Engine, *, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> Starlette:
-    """Build the ASGI application; the engine stays the caller's to close."""
-    api = _Api(engine, max_body_bytes)
+def create_app(
+    engine: Engine,
+    *,
+    metrics: Metrics | None = None,
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    body_timeout_s: float = DEFAULT_BODY_TIMEOUT_S,
+    stall_s: float = DEFAULT_STALL_S,
+) -> Starlette:
+    """Build the ASGI application; the engine stays the caller's to close.
+
+    A request's body must come within `body_timeout_s`; a stream that its client does not read for
+    `stall_s` is cancelled.
+    """
+    metrics = Metrics(engine) if metrics is None else metrics
+    api = _Api(engine, metrics, max_body_bytes, body_timeout_s, stall_s)
+    endpoints = {
+        "/health": (api.health, "GET"),
+        "/metrics": (api.metrics, "GET"),
+        "/v1/models": (api.models, "GET"),
+        "/v1/models/{name:path}": (api.model, "GET"),
+        "/v1/completions": (api.completions, "POST"),
+        "/v1/chat/completions": (api.chat, "POST"),
+    }
     return Starlette(
         routes=[
-            Route("/health", _guarded(api.health), methods=["GET"]),
-            Route("/v1/models", _guarded(api.models), methods=["GET"]),
-            Route("/v1/models/{name:path}", _guarded(api.model), methods=["GET"]),
-            Route("/v1/completions", _guarded(api.completions), methods=["POST"]),
-            Route("/v1/chat/completions", _guarded(api.chat), methods=["POST"]),
+            Route(path, api.guarded(endpoint), methods=[method])
+            for path, (endpoint, method) in endpoints.items()
         ],
-        exception_handlers={HTTPException: _no_route},
+        middleware=[Middleware(_Counted, metrics=metrics, paths=endpoints)],
+        exception_handlers={HTTPException: api.no_route},
     )
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class _Api:
     """The endpoints."""
 
-    def __init__(self, engine: Engine, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: Metrics,
+        max_body_bytes: int,
+        body_timeout_s: float,
+        stall_s: float,
+    ) -> None:
         self._engine = engine
+        self._metrics = metrics
+        self._health = Health()
+        self._refusals = Refusals(metrics, self._health)
         self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
+        self._stall_s = stall_s
+
+    def guarded(self, endpoint: Endpoint) -> Endpoint:
+        """Turn every error of an endpoint into an answer."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_GONE)
+            except Exception as error:
+                return self._refuse(error)
+
+        return guarded
+
+    async def no_route(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path: Any = request.url.path
+        known = {
+            404: (f"{path}: is not a path of this server", "unknown_url"),
+            405: (f"{path}: does not take {request.method}", "method_not_allowed"),
+        }
+        message, code = known.get(error.status_code, (error.detail, None))
+        return self._refuse(
+            RequestError(message, code=code, status=error.status_code, headers=error.headers)
+        )
 
     async def health(self, request: Request) -> Response:
-        stats = dict(self._engine.stats())
-        closed = bool(stats.pop("closed", False))
-        body = {"status": "closed" if closed else "ok", "model": self._engine.name, **stats}
-        return _json(body, 503 if closed else 200)
+        status, body = self._health.report(self._engine.name, self._engine.stats())
+        return json_response(body, status)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     async def models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._card()]})
+        return json_response({"object": "list", "data": [self._card()]})
 
     async def model(self, request: Request) -> Response:
         self._check_name(request.path_params["name"])
-        return _json(self._card())
+        return json_response(self._card())
 
     async def completions(self, request: Request) -> Response:
+        began_s = time.perf_counter()
         call = parse_completion(parse_json(await self._body(request)))
         self._check_name(call.model)
         several = len(call.prompts) > 1
@@ -83,10 +143,15 @@ class _Api:
             ids = await self._encode(path, prompt)
             self._check_room(ids, call.sampling, path, "max_tokens")
             requests.append(runtime.Request(ids, call.sampling))
-        answer = CompletionAnswer(self._engine.name, include_usage=call.include_usage)
-        return await self._answer(request, requests, answer, call.stream, call.include_usage)
+        answer = CompletionAnswer(
+            self._engine.name,
+            include_usage=call.include_usage,
+            logprobs=call.sampling.logprobs is not None,
+        )
+        return await self._answer(request, requests, answer, call.stream, began_s)
 
     async def chat(self, request: Request) -> Response:
+        began_s = time.perf_counter()
         call = parse_chat(parse_json(await self._body(request)))
         self._check_name(call.model)
         try:
@@ -96,12 +161,27 @@ class _Api:
                 f"messages: {error}", param="messages", code="invalid_value"
             ) from error
         self._check_room(ids, call.sampling, "messages", call.max_tokens_field)
-        answer = ChatAnswer(self._engine.name, include_usage=call.include_usage)
+        answer = ChatAnswer(
+            self._engine.name,
+            include_usage=call.include_usage,
+            logprobs=call.sampling.logprobs is not None,
+        )
         requests = [runtime.Request(ids, call.sampling)]
-        return await self._answer(request, requests, answer, call.stream, call.include_usage)
+        return await self._answer(request, requests, answer, call.stream, began_s)
 
     async def _body(self, request: Request) -> bytes:
-        """Read the body, as far as the limit allows."""
+        """Read the body, as far as the limits allow."""
+        try:
+            return await asyncio.wait_for(self._whole_body(request), self._body_timeout_s)
+        except asyncio.TimeoutError:
+            raise RequestError(
+                f"body: did not come within {self._body_timeout_s:g} s",
+                code="request_timeout",
+                status=408,
+                headers={"connection": "close"},
+            ) from None
+
+    async def _whole_body(self, request: Request) -> bytes:
         body = bytearray()
         received_bytes = 0
         async for part in request.stream():
@@ -179,152 +259,50 @@ class _Api:
         requests: Sequence[runtime.Request],
         answer: Answer,
         stream: bool,
-        include_usage: bool,
+        began_s: float,
     ) -> Response:
-        generations = self._engine.submit(requests)
-        if stream:
-            return _EventStream(_events(generations, answer, include_usage), generations)
-        work = asyncio.ensure_future(_collect(generations))
-        gone = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                return Response(status_code=_CLIENT_GONE)
-            choices, usage = work.result()
-        finally:
-            _cancel(generations)
-            gone.cancel()
-            work.cancel()
-        return _json(answer.whole(choices, usage))
-
-
-class _EventStream(StreamingResponse):
-    """Server-sent events; however the response ends, so do the generations behind it."""
-
-    def __init__(self, events: AsyncIterator[bytes], generations: Sequence[Generation]) -> None:
-        super().__init__(
-            events,
-            media_type="text/event-stream",
-            # proxies that buffer would turn a stream into one late answer
-            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        exchange = Exchange(
+            self._engine.submit(requests),
+            answer,
+            began_s=began_s,
+            stall_s=self._stall_s,
+            metrics=self._metrics,
+            refusals=self._refusals,
         )
-        self._generations = generations
+        return await (exchange.stream(request) if stream else exchange.whole(request))
+
+    def _refuse(self, error: Exception) -> Response:
+        refusal = self._refusals.of(error)
+        return json_response(refusal.body(), refusal.status, refusal.headers)
+
+
+class _Counted:
+    """Count every request by endpoint and by what came of it."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, paths: Collection[str]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
-        except ClientDisconnect:
-            pass
+            await self._app(scope, receive, watched)
         finally:
-            _cancel(self._generations)
+            self._metrics.request(self._endpoint(scope["path"]), scope.get(OUTCOME, status))
 
-
-async def _events(
-    generations: Sequence[Generation], answer: Answer, include_usage: bool
-) -> AsyncIterator[bytes]:
-    prompt_tokens = sum(len(generation.request.prompt) for generation in generations)
-    completion_tokens = 0
-    try:
-        for index, generation in enumerate(generations):
-            for event in answer.opening(index):
-                yield _event(event)
-            async for chunk in generation:
-                completion_tokens += len(chunk.token_ids)
-                for event in answer.piece(index, chunk.text, chunk.finish_reason):
-                    yield _event(event)
-        if include_usage:
-            yield _event(answer.usage(Usage(prompt_tokens, completion_tokens)))
-    except Exception as error:
-        # the status line is out already
-        yield _event(_refusal(error).body())
-        return
-    yield b"data: [DONE]\n\n"
-
-
-async def _collect(generations: Sequence[Generation]) -> tuple[list[Choice], Usage]:
-    choices = []
-    completion_tokens = 0
-    for generation in generations:
-        pieces = []
-        reason = None
-        async for chunk in generation:
-            pieces.append(chunk.text)
-            completion_tokens += len(chunk.token_ids)
-            reason = chunk.finish_reason
-        choices.append(Choice("".join(pieces), reason))
-    prompt_tokens = sum(len(generation.request.prompt) for generation in generations)
-    return choices, Usage(prompt_tokens, completion_tokens)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _cancel(generations: Sequence[Generation]) -> None:
-    for generation in generations:
-        generation.cancel()
-
-
-def _event(body: Mapping[str, object]) -> bytes:
-    # ASCII only: some clients split lines at every line separator that Unicode has
-    return f"data: {json.dumps(body, separators=(',', ':'))}\n\n".encode("ascii")
-
-
-def _json(
-    body: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
-    return Response(json.dumps(body), status, headers, media_type="application/json")
-
-
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-def _guarded(endpoint: Endpoint) -> Endpoint:
-    """Turn every error of an endpoint into an answer."""
-
-    async def guarded(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except ClientDisconnect:
-            return Response(status_code=_CLIENT_GONE)
-        except Exception as error:
-            refusal = _refusal(error)
-            return _json(refusal.body(), refusal.status, refusal.headers)
-
-    return guarded
-
-
-def _refusal(error: Exception) -> RequestError:
-    if isinstance(error, RequestError):
-        return error
-    if isinstance(error, QueueFullError):
-        return RequestError(
-            str(error),
-            code="queue_full",
-            status=429,
-            kind="rate_limit_error",
-            headers={"retry-after": "1"},
-        )
-    # the cause stays in the log: a message can hold paths of the machine
-    error_id = f"err-{uuid.uuid4().hex[:12]}"
-    logger.error("%s: %s", error_id, error, exc_info=error)
-    unavailable = isinstance(error, UnavailableError)
-    return RequestError(
-        f"the server failed to answer, error id {error_id}",
-        code="unavailable" if unavailable else "internal_error",
-        status=503 if unavailable else 500,
-        kind="server_error",
-    )
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    path: Any = request.url.path
-    known = {
-        404: (f"{path}: is not a path of this server", "unknown_url"),
-        405: (f"{path}: does not take {request.method}", "method_not_allowed"),
-    }
-    message, code = known.get(error.status_code, (error.detail, None))
-    refusal = RequestError(message, code=code)
-    return _json(refusal.body(), error.status_code, error.headers)
+    def _endpoint(self, path: str) -> str:
+        # few values, whatever clients ask for
+        if path.startswith("/v1/models/"):
+            return "/v1/models"
+        return path if path in self._paths else "other"

@@ -28,6 +28,7 @@ from rowstream.serve.checks import (
 
 MAX_PROMPTS = 128
 MAX_STOPS = 4
+MAX_LOGPROBS = 5
 # what a completion without max_tokens gets, by OpenAI's rule; a chat goes on to the context's end
 DEFAULT_COMPLETION_TOKENS = 16
 _MAX_INT = 2**63 - 1
@@ -74,7 +75,9 @@ def parse_completion(body: Any) -> CompletionCall:
     return CompletionCall(
         model=required(found, "model"),
         prompts=required(found, "prompt"),
-        sampling=_sampling(found, found.get("max_tokens", DEFAULT_COMPLETION_TOKENS)),
+        sampling=_sampling(
+            found, found.get("max_tokens", DEFAULT_COMPLETION_TOKENS), found.get("logprobs")
+        ),
         stream=found.get("stream", False),
         include_usage=found.get("stream_options", False),
     )
@@ -86,23 +89,29 @@ def parse_chat(body: Any) -> ChatCall:
     given = [name for name in ("max_completion_tokens", "max_tokens") if name in found]
     if len(given) == 2 and found[given[0]] != found[given[1]]:
         refuse("max_tokens", "equal to max_completion_tokens", found["max_tokens"])
+    asked, top = found.get("logprobs", False), found.get("top_logprobs", 0)
+    if top and not asked:
+        refuse("top_logprobs", "0 unless logprobs is true", top)
     return ChatCall(
         model=required(found, "model"),
         messages=required(found, "messages"),
-        sampling=_sampling(found, found[given[0]] if given else None),
+        sampling=_sampling(found, found[given[0]] if given else None, top if asked else None),
         max_tokens_field=given[0] if given else "max_completion_tokens",
         stream=found.get("stream", False),
         include_usage=found.get("stream_options", False),
     )
 
 
-def _sampling(found: dict[str, Any], max_tokens: int | None) -> SamplingParams:
+def _sampling(
+    found: dict[str, Any], max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=found.get("temperature"),
         top_p=found.get("top_p"),
         seed=found.get("seed"),
         stop=found.get("stop", ()),
+        logprobs=logprobs,
     )
 
 
@@ -191,6 +200,14 @@ def _content(path: str, value: Any) -> str:
     return "".join(parts)
 
 
+_count = integer(0, MAX_LOGPROBS)
+
+
+def _completion_logprobs(path: str, value: Any) -> int | None:
+    # false asks for nothing; some clients say so though the field is a number here
+    return None if value is False else int(_count(path, value))
+
+
 def _stream_options(path: str, value: Any) -> bool:
     found = fields(_STREAM_OPTIONS, path, value)
     return bool(found.get("include_usage", False))
@@ -232,15 +249,15 @@ _COMPLETION: dict[str, Check] = _COMMON | {
     "prompt": _prompt,
     "best_of": only(1),
     "echo": only(False),
-    "logprobs": only(False),
+    "logprobs": _completion_logprobs,
     "suffix": only(""),
 }
 
 _CHAT: dict[str, Check] = _COMMON | {
     "messages": _messages,
     "max_completion_tokens": integer(1, _MAX_INT),
-    "logprobs": only(False),
-    "top_logprobs": only(0),
+    "logprobs": boolean,
+    "top_logprobs": _count,
     "response_format": only({"type": "text"}),
     "modalities": only(["text"]),
     "tools": only([]),

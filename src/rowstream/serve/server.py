@@ -5,22 +5,27 @@ Heavy imports happen inside, after the port is known to be free.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
-import signal
 import socket
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rowstream.errors import UnavailableError
+from rowstream.errors import RowstreamError, UnavailableError
 
 if TYPE_CHECKING:
+    from rowstream.profile import DeviceProfile
     from rowstream.runtime.engine import Engine
+    from rowstream.serve.metrics import Metrics
+
+_log = logging.getLogger(__name__)
 
 # after a signal, running answers get this long to end
 DEFAULT_DRAIN_S = 60
+_SEND_BUFFER_BYTES = 1 << 17
+# a peer that is gone without a word, or does not read, is given up after about a minute
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 
 def serve(
@@ -30,6 +35,10 @@ def serve(
     port: int = 8000,
     table_backend: str = "auto",
     reader: str = "auto",
+    read_timeout_s: float = 10.0,
+    on_read_error: str = "raise",
+    table_paths: Sequence[str] = (),
+    table_cache_bytes: int = 64 << 20,
     dtype: Any = "auto",
     device: Any = None,
     served_model_name: str | None = None,
@@ -41,17 +50,28 @@ def serve(
     Port 0 takes a free one and prints it. Raises UnavailableError if the address cannot be had or
     the `serve` extra is not installed, and what loading the model raises.
     """
-    _require("starlette", "uvicorn", "torch", "transformers")
+    _require("starlette", "uvicorn", "prometheus_client", "torch", "transformers")
     with bind(host, port) as listener:
         from transformers import AutoTokenizer
 
         from rowstream.checkpoint import locate
-        from rowstream.engines.transformers import load_model, stores
+        from rowstream.engines.transformers import load_model, observe, stores
         from rowstream.runtime.generate import TransformersEngine
+        from rowstream.serve.metrics import Metrics
 
         folder = locate(path)
         model = load_model(
-            path, table_backend=table_backend, reader=reader, dtype=dtype, device=device
+            path,
+            table_backend=table_backend,
+            reader=reader,
+            read_timeout_s=read_timeout_s,
+            on_read_error=on_read_error,
+            table_paths=table_paths,
+            profile=_profile(path, table_paths, table_backend, reader),
+            cache_bytes=table_cache_bytes,
+            read_ahead=False,  # the engine does, as soon as a request is admitted
+            dtype=dtype,
+            device=device,
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tables: Sequence[Any] = stores(model)
@@ -69,40 +89,69 @@ def serve(
             tables=tables,
             max_queue=max_queue,
         )
+        metrics = Metrics(engine)
+        observe(model, metrics.lookup)
         try:
-            run(engine, listener, drain_s=drain_s)
+            run(engine, listener, metrics=metrics, drain_s=drain_s)
         finally:
             engine.close()
             for table in tables:
                 table.close()
 
 
-def run(engine: Engine, listener: socket.socket, *, drain_s: int = DEFAULT_DRAIN_S) -> None:
+def _profile(
+    path: str, table_paths: Sequence[str], table_backend: str, reader: str
+) -> DeviceProfile | None:
+    """Measure what the table lies on, say what was found, and keep it; None where there is no need.
+
+    What is wrong with the table is for the opening to say.
+    """
+    from rowstream.block_device import device_of
+    from rowstream.catalog import tables
+    from rowstream.profile import DeviceProfile, expectation
+
+    if table_backend not in ("auto", "disk") or reader == "inline":
+        return None
+    try:
+        manifest = tables(path, table_paths=table_paths)[0]
+        if all(device_of(file.path).kind == "memory" for file in manifest.files):
+            return None
+        profile = DeviceProfile.measure(manifest, reader=reader)
+    except (RowstreamError, OSError):
+        return None
+    print(f"device {profile}", flush=True)
+    profile.keep()
+    if profile.slow is not None:
+        reads = manifest.heads * len(manifest.planes)
+        expect = expectation(profile.p50_us, profile.reads_per_s, reads)
+        _log.warning("slow device: %s; %s", profile.slow, expect)
+    return profile if profile.from_device is not False else None
+
+
+def run(
+    engine: Engine,
+    listener: socket.socket,
+    *,
+    metrics: Metrics | None = None,
+    drain_s: int = DEFAULT_DRAIN_S,
+) -> None:
     """Answer requests on a bound socket until SIGTERM or Ctrl-C.
 
-    After the signal nothing new is accepted, and answers under way have `drain_s` seconds to end.
-    The engine stays the caller's to close.
+    After the signal nothing new is accepted, what waits gets a 503, and what has begun has
+    `drain_s` seconds to end. A second signal ends the process at once. The engine stays the
+    caller's to close.
     """
-    import uvicorn
+    from rowstream.serve.http import HttpServer
 
-    from rowstream.serve.app import create_app
-
-    config = uvicorn.Config(
-        create_app(engine),
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=drain_s,
-    )
+    server = HttpServer(engine, metrics=metrics, drain_s=drain_s)
     try:
         # clients may connect from here on: the kernel queues them until uvicorn accepts
-        listener.listen(config.backlog)
+        listener.listen(server.config.backlog)
     except OSError as error:
         # another server can have begun to listen since our bind
         raise _unavailable(url(listener), error) from error
     print(f"serving {engine.name} at {url(listener)}/v1", flush=True)
-    with _signals_absorbed():
-        uvicorn.Server(config).run(sockets=[listener])
+    server.run(sockets=[listener])
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -120,6 +169,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _limit_peers(listener)
         listener.bind(where)
     except OSError as error:
         listener.close()
@@ -138,6 +188,17 @@ def model_name(path: str) -> str:
     return Path(path).resolve().name if os.path.exists(path) else path
 
 
+def _limit_peers(listener: socket.socket) -> None:
+    """Let the kernel end connections without a living reader; accepted sockets inherit this."""
+    # grown to megabytes, a buffer would take a slow reader minutes to show as writable again
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        option = getattr(socket, name, None)
+        if option is not None:
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def _unavailable(address: str, error: OSError) -> UnavailableError:
     return UnavailableError(f"{address}: {(error.strerror or str(error)).lower()}")
 
@@ -150,17 +211,3 @@ def _require(*modules: str) -> None:
         raise UnavailableError(
             f"serve: needs {', '.join(missing)}, install with: pip install 'rowstream[serve]'"
         )
-
-
-@contextlib.contextmanager
-def _signals_absorbed() -> Iterator[None]:
-    """Let uvicorn drain on a signal and return: it raises the signal again once it is done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = {sig: signal.signal(sig, lambda *_: None) for sig in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for sig, handler in old.items():
-            signal.signal(sig, handler)

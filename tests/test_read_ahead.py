@@ -1,0 +1,93 @@
+"""A prompt's rows are read when its forward begins, or when the server admits it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from rowstream.engines.transformers import close, load_model, stores  # noqa: E402
+from rowstream.runtime.engine import Request, SamplingParams  # noqa: E402
+from rowstream.runtime.generate import TransformersEngine  # noqa: E402
+
+
+def until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def prompt(length: int) -> Any:
+    return torch.randint(0, 1700, (1, length), generator=torch.Generator().manual_seed(3))
+
+
+def test_a_forward_reads_its_prompt_ahead(synth_checkpoint: Path) -> None:
+    ids = prompt(200)
+    without = load_model(synth_checkpoint, read_ahead=False)
+    model = load_model(synth_checkpoint)
+    with torch.no_grad():
+        want = without(input_ids=ids, use_cache=False).logits
+        assert torch.equal(model(input_ids=ids, use_cache=False).logits, want)
+        assert stores(model)[0].stats()["lookahead_reads"] > 0
+        assert stores(without)[0].stats()["lookahead_reads"] == 0
+        # a short prompt, and one that goes on from a cache, are not worth it
+        before = stores(model)[0].stats()["lookahead_reads"]
+        first = model(input_ids=ids[:, :20], use_cache=True)
+        # transformers renamed the argument between 5.17 and 5.24
+        name = "cache" if hasattr(first, "cache") else "past_key_values"
+        model(input_ids=ids[:, 20:120], use_cache=True, **{name: getattr(first, name)})
+        assert stores(model)[0].stats()["lookahead_reads"] == before
+    close(model)
+    close(without)
+
+
+def test_padding_is_read_ahead_as_it_is_hashed(synth_checkpoint: Path) -> None:
+    model = load_model(synth_checkpoint)
+    store = stores(model)[0]
+    ids = prompt(120).repeat(2, 1)
+    mask = torch.ones_like(ids)
+    mask[1, :40] = 0
+    # the forward's own gather is held back, so that everything is there when it asks
+    gather = store.gather
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        until(lambda: store.stats()["lookahead_reads"] > 0)
+        time.sleep(0.3)
+        return gather(*args, **kwargs)
+
+    store.gather = late  # type: ignore[method-assign]
+    with torch.no_grad():
+        model(input_ids=ids, attention_mask=mask, use_cache=False)
+    stats = store.stats()
+    assert stats["ahead_rows"] + stats["duplicate_rows"] == stats["rows"]
+    assert stats["reads"] == 0
+    close(model)
+
+
+def test_the_server_reads_ahead_at_admission(synth_checkpoint: Path, synth_tokenizer: Any) -> None:
+    model = load_model(synth_checkpoint, read_ahead=False)
+    store = stores(model)[0]
+    engine = TransformersEngine(model, synth_tokenizer, name="tiny", tables=[store])
+    try:
+        long = Request(tuple(prompt(20)[0].tolist()), SamplingParams(max_tokens=40, temperature=0))
+        waits = Request(tuple(prompt(300)[0].tolist()), SamplingParams(max_tokens=1, temperature=0))
+        (first,) = engine.submit([long])
+        (second,) = engine.submit([waits])
+        # while the first is answered, the rows of the second are read
+        next(first)
+        until(lambda: store.stats()["lookahead_reads"] > 1000)
+        assert engine.stats()["waiting"] == 1
+        for generation in (first, second):
+            assert list(generation)
+        assert store.stats()["ahead_rows"] > 2000
+        until(lambda: second.read_ahead == [])
+    finally:
+        engine.close()
+        close(model)

@@ -6,24 +6,21 @@ Both only read; what they are given to read is decided elsewhere.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
 import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
+from benchmarks.native import compiled
 from benchmarks.spans import Spans
 from numpy.typing import NDArray
 
 __all__ = ["COOP_TASKRUN", "FioMissing", "FioRun", "RawRing", "need_fio", "run_fio"]
 
 COOP_TASKRUN = 1 << 8  # IORING_SETUP_COOP_TASKRUN, Linux 5.19
-_SOURCE = Path(__file__).with_name("raw_ring.cpp")
-_BUILD = Path(__file__).resolve().parents[1] / "build" / "bench"
 
 
 class FioMissing(RuntimeError):
@@ -31,16 +28,7 @@ class FioMissing(RuntimeError):
 
 
 def _library() -> ctypes.CDLL:
-    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
-    library = _BUILD / f"raw_ring-{digest}.so"
-    if not library.exists():
-        _BUILD.mkdir(parents=True, exist_ok=True)
-        made = library.with_suffix(f".{os.getpid()}")
-        compiler = os.environ.get("CXX", "g++")
-        command = [compiler, "-O2", "-std=c++20", "-shared", "-fPIC", str(_SOURCE), "-o", str(made)]
-        subprocess.run(command, check=True)
-        made.rename(library)
-    loaded = ctypes.CDLL(str(library), use_errno=True)
+    loaded = compiled("raw_ring")
     lists = [ctypes.c_void_p] * 4
     loaded.raw_open.restype = ctypes.c_void_p
     loaded.raw_open.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 4]

@@ -1,0 +1,111 @@
+"""Draws the results of the benchmarks into docs/plots: python benchmarks/plots.py.
+
+Needs matplotlib. Each picture comes from one CSV file of benchmarks/results and is named after it.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[1]
+_RESULTS = _ROOT / "benchmarks" / "results"
+_PLOTS = _ROOT / "docs" / "plots"
+
+Lines = list[dict[str, str]]
+
+
+def policies(axes: Any, lines: Lines) -> None:
+    """Draw reads per token over the budget, a line for each policy."""
+    for name in dict.fromkeys(line["policy"] for line in lines):
+        of_policy = [line for line in lines if line["policy"] == name]
+        sizes = [int(line["mib"]) for line in of_policy]
+        ours = name == "S3-FIFO"
+        axes.plot(
+            sizes,
+            [float(line["chunks"]) for line in of_policy],
+            marker="o" if ours else ".",
+            linewidth=2 if ours else 1,
+            label=name,
+        )
+    _over_budget(axes, "simulated, 16K chunks, second half of the text")
+
+
+def cache(axes: Any, lines: Lines) -> None:
+    """Draw the curve of the store beside the simulator's."""
+    found = [
+        (int(match[1]), float(line["ours"]), float(line["peer"]))
+        for line in lines
+        if (match := re.match(r"16K chunks, (\d+) MiB cache", line["measure"]))
+    ]
+    sizes, ours, simulated = zip(*found, strict=True)
+    axes.plot(sizes, ours, marker="o", linewidth=2, label="store, reads")
+    axes.plot(sizes, simulated, linestyle="--", label="simulator, rows")
+    _over_budget(axes, "16K chunks, second half of the text")
+
+
+def _over_budget(axes: Any, title: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("cache, MiB")
+    axes.set_ylabel("device reads per token, of 16")
+    axes.set_ylim(bottom=0)
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def ratios(axes: Any, lines: Lines) -> None:
+    """Draw each measure's ratio, and how far the peer was from itself."""
+    names = [
+        f"{line['measure']} ({int(line['rows']):,} rows, depth {line['depth']})" for line in lines
+    ]
+    places = range(len(lines), 0, -1)
+    colors = ["#999999" if line["verdict"] == "unmeasured" else "#1f77b4" for line in lines]
+    axes.barh(places, [float(line["ratio"]) for line in lines], color=colors, height=0.6)
+    axes.plot(
+        [float(line["aa"]) for line in lines], places, "k|", markersize=12, label="peer / peer"
+    )
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_yticks(places, names, fontsize="small")
+    axes.set_xlabel("ours / peer")
+    axes.legend(fontsize="small")
+
+
+_DRAWN: dict[str, Callable[[Any, Lines], None]] = {
+    "policies": policies,
+    "cache-curve": cache,
+    "cache-decode": ratios,
+    "reader": ratios,
+    "lookahead": ratios,
+    "freetoken": ratios,
+}
+
+
+def main() -> None:
+    matplotlib = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    _PLOTS.mkdir(parents=True, exist_ok=True)
+    for path in sorted(_RESULTS.glob("*.csv")):
+        draws = [draw for name, draw in _DRAWN.items() if path.stem.startswith(f"{name}-")]
+        if not draws:
+            continue
+        draw = draws[0]
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+        height = 4.0 if draw is not ratios else 1.2 + 0.35 * len(lines)
+        figure, axes = pyplot.subplots(figsize=(7.0, height))
+        draw(axes, lines)
+        place = _PLOTS / f"{path.stem}.png"
+        # without a date and version the same results give the same file
+        figure.savefig(place, dpi=80, bbox_inches="tight", metadata={"Software": None})
+        pyplot.close(figure)
+        print(f"{place.relative_to(_ROOT)}: {place.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ def blocks() -> list[str]:
 
 def test_python_blocks_of_the_readme(synth_checkpoint: Path) -> None:
     found = blocks()
-    assert len(found) == 2
+    assert len(found) == 3
     for block in found:
         code = re.sub(r'"/models/[^"]*"', repr(str(synth_checkpoint)), block)
         assert str(synth_checkpoint) in code

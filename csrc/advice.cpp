@@ -5,8 +5,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
+#include <utility>
 
 namespace rowstream {
 namespace {
@@ -14,6 +14,14 @@ namespace {
 // the same numbers on every architecture; older build images have no names for them
 constexpr long kPidfdOpen = 434;       // Linux 5.3
 constexpr long kProcessMadvise = 440;  // Linux 5.10; of oneself without a privilege: 6.13
+
+// only the difference of two calls means something
+int64_t thread_reads() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  // blocks, where the kernel counts them; faults that waited for a read, everywhere
+  return int64_t{usage.ru_inblock} + usage.ru_majflt;
+}
 
 }  // namespace
 
@@ -54,19 +62,17 @@ void Advice::Batch::send() {
   count_ = 0;
 }
 
-int64_t Advice::thread_reads() {
-  rusage usage{};
-  getrusage(RUSAGE_THREAD, &usage);
-  // blocks, where the kernel counts them; faults that waited for a read, everywhere
-  return int64_t{usage.ru_inblock} + usage.ru_majflt;
-}
-
-void Advice::learn(size_t rows, bool read) {
-  if (read) {
+void Advice::learn(size_t rows) {
+  if (copied_.fetch_add(rows, std::memory_order_relaxed) + rows < kLearnRows) return;
+  copied_.store(0, std::memory_order_relaxed);
+  static thread_local int64_t reads_before = -1;
+  const int64_t reads = thread_reads();
+  const int64_t before = std::exchange(reads_before, reads);
+  if (before < 0) return;
+  if (reads != before) {
     warm_rows_.store(0, std::memory_order_relaxed);
   } else if (worth_it()) {
-    warm_rows_.fetch_add(static_cast<uint32_t>(std::min<size_t>(rows, kWarmRows)),
-                         std::memory_order_relaxed);
+    warm_rows_.fetch_add(kLearnRows, std::memory_order_relaxed);
   }
 }
 

@@ -44,10 +44,9 @@ class Advice {
     Range ranges_[kRanges];
   };
 
-  // Reads by this thread so far: only the difference of two calls means something.
-  static int64_t thread_reads();
-  // that many rows were gathered, with or without a read
-  void learn(size_t rows, bool read);
+  // That many rows were copied by this thread, which has read for them what it had to. What else
+  // it has read counts as well, and costs no more than advice that was not needed.
+  void learn(size_t rows);
 
   uint64_t failures() const { return failures_.load(std::memory_order_relaxed); }
 
@@ -55,11 +54,14 @@ class Advice {
   // rows found in the page cache in a row until advice ends: one chunk of a prompt, or a thousand
   // tokens
   static constexpr uint32_t kWarmRows = 16'384;
+  // between two questions to the kernel, each of which costs as much as copying two rows
+  static constexpr uint32_t kLearnRows = 256;
 
   const uintptr_t page_mask_;
   const int self_;  // a pidfd, -1: one call for each range
   std::atomic<bool> batched_;
   std::atomic<uint32_t> warm_rows_{0};
+  std::atomic<size_t> copied_{0};  // since the last question
   std::atomic<uint64_t> failures_{0};
 };
 

@@ -209,7 +209,6 @@ void ResidentTable::gather(const Batch& batch, std::byte* out, const Poll& poll)
   for (size_t at = 0; at < rows;) {
     if (at % kPollRows == 0 && at > 0 && poll()) throw Interrupted();
     const size_t step = std::min(kStepRows, rows - at);
-    const int64_t reads = advice_ ? Advice::thread_reads() : 0;
     // a row on its own is read by its fault as well as by advice
     if (advice_ && rows > 1 && at >= advised && advice_->worth_it()) {
       advised = std::min(rows, at + kAdviseRows);
@@ -219,7 +218,7 @@ void ResidentTable::gather(const Batch& batch, std::byte* out, const Poll& poll)
     copy(part);
     missing += part.missing;
     at += step;
-    if (advice_) advice_->learn(step, Advice::thread_reads() != reads);
+    if (advice_) advice_->learn(step);
     if (trimmer_) trimmer_->touched(step);
   }
   counters_.gathers += 1;

@@ -229,6 +229,20 @@ def test_a_file_that_changes_after_it_was_opened(kind: str, raw: RawTable) -> No
         assert caught.value.filename == raw.paths[0]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_another_one_takes_the_name_of(kind: str, raw: RawTable) -> None:
+    # as a download puts a new version in place: the open one stays what it was
+    table = raw.open(kind)
+    ids = ids_of(raw)
+    want = raw.expected(ids)
+    other = Path(raw.paths[0]).with_name("other")
+    other.write_bytes(b"something else")
+    other.replace(raw.paths[0])
+    assert np.array_equal(gather(table, ids), want)
+    time.sleep(1.05)  # looked at once a second
+    assert np.array_equal(gather(table, ids), want)
+
+
 @pytest.mark.parametrize("reader", ["uring", "pool", "inline"])
 @pytest.mark.parametrize("result", [-errno.EINVAL, -errno.EOPNOTSUPP])
 def test_a_refused_direct_read_turns_the_file_buffered(

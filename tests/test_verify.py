@@ -212,7 +212,7 @@ def test_every_table_is_verified_or_the_one_named(tmp_path: Path) -> None:
     assert {t.name: t.checksums and t.checksums.table for t in report.tables} == digests
     single = verify(tmp_path, full=True, seed=1, table="layers.5.ple")
     assert single.tables == report.tables[1:]
-    with pytest.raises(ValueError, match=r"layers\.1\.ple, layers\.5\.ple; got 'x'"):
+    with pytest.raises(ValueError, match=r"layers\.1\.ple, layers\.5\.ple, got 'x'"):
         verify(tmp_path, table="x")
 
 

@@ -499,7 +499,7 @@ def test_serve_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch, capsys: C
     assert main(["serve", "model"]) == 0
     options = ["--host", "::1", "--port", "0", "--table-backend", "disk", "--reader", "pool"]
     options += ["--dtype", "float32", "--device", "cpu", "--served-model-name", "tiny"]
-    options += ["--table-path", "/a", "--table-path", "/b"]
+    options += ["--table-path", "/a", "--table-path", "/b", "--table-cache", "1GiB"]
     options += ["--max-queue", "3", "--read-timeout", "2.5", "--on-read-error", "zero-rows"]
     assert main(["serve", "model", *options]) == 0
     assert checked == ["cpu"]
@@ -513,6 +513,7 @@ def test_serve_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch, capsys: C
             "read_timeout_s": 10.0,
             "on_read_error": "raise",
             "table_paths": [],
+            "table_cache_bytes": 64 << 20,
             "dtype": "auto",
             "device": None,
             "served_model_name": None,
@@ -529,6 +530,7 @@ def test_serve_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch, capsys: C
             "read_timeout_s": 2.5,
             "on_read_error": "zero-rows",
             "table_paths": ["/a", "/b"],
+            "table_cache_bytes": 1 << 30,
             "dtype": "float32",
             "device": "cpu",
             "served_model_name": "tiny",

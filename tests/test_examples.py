@@ -20,10 +20,11 @@ def blocks() -> list[str]:
 def test_python_blocks_of_the_readme(synth_checkpoint: Path) -> None:
     found = blocks()
     assert len(found) == 3
+    names: dict[str, object] = {}  # a reader types them one after the other
     for block in found:
         code = re.sub(r'"/models/[^"]*"', repr(str(synth_checkpoint)), block)
         assert str(synth_checkpoint) in code
-        exec(compile(code, str(README), "exec"), {})
+        exec(compile(code, str(README), "exec"), names)
 
 
 def test_commands_of_the_readme_exist(capsys: pytest.CaptureFixture[str]) -> None:

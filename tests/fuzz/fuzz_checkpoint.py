@@ -8,6 +8,7 @@ Needs atheris: `make fuzz`, or `python tests/fuzz/fuzz_checkpoint.py --seconds 6
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -82,7 +83,9 @@ def unpack(data: bytes, folder: Path, written: dict[str, bytes] | None = None) -
             content = struct.pack("<Q", len(header)) + header + body
             path.write_bytes(content)
             if hole:
-                os.truncate(path, len(content) + hole)
+                # ext4 ends at 2^44 bytes: there the file stays as short as it is
+                with contextlib.suppress(OSError):
+                    os.truncate(path, len(content) + hole)
 
 
 def pack(folder: Path) -> bytes:

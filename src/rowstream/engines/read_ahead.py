@@ -6,9 +6,9 @@ own business. A wrong guess costs reads, never a value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from rowstream.device.embedding import StreamedEmbedding
 from rowstream.prefetch import Ticket
 from rowstream.store import RowStore
 
@@ -19,11 +19,16 @@ _FROM_TOKENS = 64
 
 
 class ReadAhead:
-    """A forward pre-hook, registered with keyword arguments, for the text model."""
+    """A forward pre-hook, registered with keyword arguments, for the text model.
 
-    def __init__(self, stores: Sequence[RowStore]) -> None:
-        self._stores = tuple(stores)
+    A copy of the model has a hook of its own; reads under way are not copied.
+    """
+
+    def __init__(self) -> None:
         self._tickets: list[Ticket] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_tickets": []}
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Drop what the prompt before did not use, and prefetch this one."""
@@ -37,9 +42,9 @@ class ReadAhead:
         else:
             kept = None
         self._tickets = [
-            store.prefetch([(None, tokens) for tokens in _hashed(store, rows, kept)])
-            for store in self._stores
-            if store.manifest.hash is not None
+            part.store.prefetch([(None, tokens) for tokens in _hashed(part.store, rows, kept)])
+            for part in module.modules()
+            if isinstance(part, StreamedEmbedding) and part.store.manifest.hash is not None
         ]
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from rowstream.catalog import tables
 from rowstream.checkpoint import locate, read_config
 from rowstream.engines.loadable import loadable
-from rowstream.engines.read_ahead import ReadAhead
 from rowstream.errors import ManifestError, UnavailableError, shown
 from rowstream.manifest import Manifest
 from rowstream.store import RowStore
@@ -110,7 +109,10 @@ def load_model(
         if hasattr(part, "save_pretrained"):
             part.save_pretrained = functools.partial(_refuse_saving, folder)
     if read_ahead:
-        model.model.register_forward_pre_hook(ReadAhead(stores(model)), with_kwargs=True)
+        # imports torch, as the model itself
+        from rowstream.engines.read_ahead import ReadAhead
+
+        model.model.register_forward_pre_hook(ReadAhead(), with_kwargs=True)
     return model.eval()
 
 

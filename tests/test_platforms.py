@@ -144,6 +144,8 @@ def look(case: str, folder: Path, raw: Path, restrict: str = "", what: str = "")
     code = CHILD.replace("{restrict}", restrict).replace("{warm}", str(bool(restrict)))
     code = code.replace("{rows}", str(ROWS)).replace("{row_bytes}", str(ROW_BYTES))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # a user without rights could not leave what it measured
+    environment.pop("COVERAGE_PROCESS_CONFIG", None)
     argv = [sys.executable, "-c", code, os.fspath(folder), os.fspath(raw)]
     done = subprocess.run(
         argv, capture_output=True, text=True, check=False, timeout=120, env=environment

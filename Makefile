@@ -113,7 +113,7 @@ platforms: $(VENV)/.dev
 MODEL_TESTS := $(addprefix tests/test_,transformers.py transformers_loading.py generate.py logprobs.py read_ahead.py)
 old-transformers: $(VENV)/.dev
 	rm -rf build/old-transformers
-	$(BIN)/pip install --quiet --no-deps --target build/old-transformers '$(OLD_TRANSFORMERS)'
+	$(BIN)/pip install --quiet --no-deps --target build/old-transformers '$(OLD_TRANSFORMERS)' 'huggingface-hub<2'
 	PYTHONPATH=build/old-transformers $(BIN)/python -m pytest -q -n auto $(MODEL_TESTS)
 
 demo-in-clone:

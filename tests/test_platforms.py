@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -273,6 +274,21 @@ def command(*argv: str | os.PathLike[str]) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def unmount(point: Path) -> None:
+    """Take a file system away, once the kernel has let go of it."""
+    # a ring's files are released by a worker of the kernel, some time after the process has ended
+    until = time.monotonic() + 20
+    while True:
+        try:
+            command("umount", point)
+            return
+        except subprocess.CalledProcessError:
+            if time.monotonic() > until:
+                command("umount", "--lazy", point)
+                return
+        time.sleep(0.05)
+
+
 class Mounts(ExitStack):
     """Loop devices and mounts that are gone when the test ends, whatever happened."""
 
@@ -308,7 +324,7 @@ class Mounts(ExitStack):
         point = self.folder / name
         point.mkdir(exist_ok=True)
         self._try("mount", *options, source, point)
-        self.callback(command, "umount", point)
+        self.callback(unmount, point)
         with suppress(OSError):  # read-only
             point.chmod(0o755)
         return point

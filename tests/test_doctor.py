@@ -396,6 +396,20 @@ def test_memory_is_set_against_the_table(
         assert word in capsys.readouterr().out
 
 
+def test_memory_a_refusal_and_a_profile_in_words(synth_checkpoint: Path) -> None:
+    from rowstream.cli import doctor as command
+
+    report = examine(synth_checkpoint)
+    alone = dataclasses.replace(report, tables=(), memory=machine.Memory(2**30, None))
+    assert command._memory_text(alone) == "1.00 GiB available"
+    refused = dataclasses.replace(
+        report.io_uring, allowed=False, reason="io_uring refused: no", errno="EPERM", advice="ask"
+    )
+    lines = command._io_uring_text(refused).splitlines()
+    assert (lines[0], lines[-1]) == ("io_uring refused: no (EPERM)", "ask")
+    assert command._profile_text(dataclasses.replace(report, profile=None)) == "not measured"
+
+
 def test_a_report_has_only_json_values(
     synth_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,6 +538,46 @@ def test_completed_reads_are_the_device_s_own(made: Machine, file: Path) -> None
     (folder.parent / "queue/iostats").write_text("1\n")
     (made.proc / "diskstats").unlink()
     assert found.completed_reads() is None
+
+
+def test_a_file_system_with_a_number_of_its_own_says_what_it_is_mounted_from(
+    made: Machine, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # btrfs: no such device in /sys, but its source is one
+    made.mount("/", "btrfs", "/dev/made")
+    made.device("250:7", "pci/nvme/nvme7/nvme7n1")
+    real = os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        if path != "/dev/made":
+            return real(path, **options)
+        fields = (kind | 0o600, 1, 1, 1, 0, 0, 0, 0, 0, 0)
+        return os.stat_result(fields, {"st_rdev": os.makedev(250, 7)})
+
+    monkeypatch.setattr(os, "stat", stat)
+    kind = 0o060000  # a block device
+    assert (device_of(file).name, device_of(file).number) == ("nvme7n1", "250:7")
+    kind = 0o020000  # a character device
+    assert device_of(file).number is None
+
+
+def test_devices_that_are_not_counted_or_have_no_queue(made: Machine, file: Path) -> None:
+    made.mount("/", "ext4", "/dev/root")
+    folder = made.device(number_of(file), "pci/nvme/nvme0/nvme0n1")
+    (made.proc / "diskstats").write_text("   7 0 loop0 1 2 3 4\n")
+    found = device_of(file)
+    assert (found.completed_reads(), found.most_requests()) == (None, None)
+    (folder / "queue/nr_requests").write_text("1023\n")
+    assert found.most_requests() == 1023
+    assert dataclasses.replace(found, number=None).most_requests() is None
+
+
+def test_links_that_lead_back_to_where_they_came_from(made: Machine, file: Path) -> None:
+    made.mount("/", "ext4", "/dev/root")
+    folder = made.device(number_of(file), "virtual/block/dm-0")
+    (folder / "slaves").mkdir()
+    (folder / "slaves/dm-0").symlink_to(folder)
+    assert device_of(file).name == "dm-0"
 
 
 def test_a_machine_that_shows_nothing(made: Machine, file: Path) -> None:

@@ -313,3 +313,15 @@ def test_a_model_whose_table_lies_elsewhere(
     shutil.move(model / weights, drive / weights)
     with pytest.raises(ManifestError, match=rf"{weights} needs a file.*lm_head\.weight, which is"):
         load_model(model, table_paths=[drive])
+
+
+def test_a_model_with_all_its_files_is_loaded_from_where_it_is(split: Split) -> None:
+    from rowstream.engines.loadable import loadable
+
+    with loadable(split.model) as folder:
+        assert folder == split.model
+    # of one file, without an index
+    (split.model / "model.safetensors.index.json").unlink()
+    split.move(0, split.a)
+    with loadable(split.model) as folder:
+        assert folder == split.model

@@ -250,3 +250,39 @@ def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch, absent: str) -
     monkeypatch.setitem(sys.modules, absent, None)
     with pytest.raises(UnavailableError, match=r"pip install 'rowstream\[torch\]'"):
         load_model(checkpoint("bf16"))
+
+
+def test_a_layer_named_twice_has_one_table_and_a_failure_leaves_none_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    import checkpoints
+    from rowstream import RowStore
+    from rowstream.engines import transformers as engine
+
+    arrays = []
+    for layer, rows in checkpoints.TINY_ROWS.items():
+        table = checkpoints.table_bytes(rows, checkpoints.TINY_WIDTH)
+        arrays += [checkpoints.scale(layer), *checkpoints.shards(table, [rows], layer=layer)]
+    checkpoints.write_config(tmp_path, ple_layer_ids=[6, 2, 6])
+    checkpoints.write_file(tmp_path / "model.safetensors", arrays)
+    made: list[RowStore] = []
+
+    def make(*args: Any, **options: Any) -> RowStore:
+        if len(made) == limit:
+            raise MemoryError
+        made.append(RowStore(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(engine, "RowStore", make)
+    limit, config = 2, SimpleNamespace(ple_layer_ids=[6, 2, 6])
+    opened = engine._open_stores(tmp_path, config, ())
+    assert sorted(opened) == [1, 5]
+    assert list(opened.values()) == made
+    made.clear()
+    limit = 1
+    with pytest.raises(MemoryError):
+        engine._open_stores(tmp_path, config, ())
+    with pytest.raises(ValueError, match="table is closed"):
+        made[0].gather([0])

@@ -205,7 +205,8 @@ def _open_stores(
                 f"{found[manifest.layer].tensor}"
             )
         found[manifest.layer] = manifest
-    wanted = [one_based - 1 for one_based in config.ple_layer_ids]
+    # ids may come twice, and a table opened twice would be closed once
+    wanted = sorted({one_based - 1 for one_based in config.ple_layer_ids})
     if not wanted:
         raise ManifestError(
             f"{folder}/config.json: ple_layer_ids names no layer, no table to stream"

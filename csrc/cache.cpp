@@ -28,7 +28,6 @@ class Queue {
     --size_;
     return entry;
   }
-  void clear() { head_ = size_ = 0; }
 
  private:
   std::vector<uint32_t> ring_;
@@ -51,15 +50,6 @@ class Cache::Shard {
         small_(groups),
         main_(groups),
         small_share_(std::max<size_t>(1, groups / kSmallShare)) {}
-
-  void clear() {
-    const std::lock_guard lock(mutex_);
-    store_.clear();
-    std::fill(ghosts_.begin(), ghosts_.end(), 0u);
-    small_.clear();
-    main_.clear();
-    filled_ = 0;
-  }
 
   size_t memory_bytes() const {
     return store_.memory_bytes() + uses_.size() + ghosts_.size() * sizeof(uint32_t) +
@@ -149,7 +139,6 @@ Cache::Cache(size_t budget_bytes, uint32_t width, uint32_t row_bytes) {
     shards_.push_back(std::make_unique<Shard>(groups, width, row_bytes));
     memory_bytes_ += shards_.back()->memory_bytes();
   }
-  capacity_ = groups * shards;
 }
 
 Cache::~Cache() = default;
@@ -165,10 +154,6 @@ bool Cache::holds(const GroupKey& key) const {
 }
 
 void Cache::put(const GroupKey& key, const std::byte* rows) { shard_of(key.hash).put(key, rows); }
-
-void Cache::clear() {
-  for (auto& shard : shards_) shard->clear();
-}
 
 size_t Cache::size() const {
   size_t groups = 0;

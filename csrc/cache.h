@@ -23,11 +23,9 @@ class Cache final : public RowPool {
   bool holds(const GroupKey& key) const;  // without counting it as a use
   // keeps a copy of the group's rows; a group that is there already stays as it is
   void put(const GroupKey& key, const std::byte* rows);
-  void clear();
 
   size_t memory_bytes() const { return memory_bytes_; }
-  size_t capacity() const { return capacity_; }  // groups
-  size_t size() const;                           // groups held
+  size_t size() const;  // groups held
   uint64_t hits() const { return hits_.load(std::memory_order_relaxed); }
   uint64_t misses() const { return misses_.load(std::memory_order_relaxed); }
 
@@ -37,7 +35,6 @@ class Cache final : public RowPool {
 
   std::vector<std::unique_ptr<Shard>> shards_;  // a power of two
   size_t memory_bytes_ = 0;
-  size_t capacity_ = 0;
   std::atomic<uint64_t> hits_{0};
   std::atomic<uint64_t> misses_{0};
 };

@@ -3,6 +3,7 @@
 // may call; one gather runs at a time.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>

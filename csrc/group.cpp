@@ -31,10 +31,8 @@ GroupStore::GroupStore(size_t groups, uint32_t width, uint32_t row_bytes, const 
   buckets_ = {reinterpret_cast<uint32_t*>(at), std::bit_ceil(std::max<size_t>(groups, 1))};
   ids_ = at + buckets_.size_bytes();
   rows_ = ids_ + groups * ids_bytes_;
-  clear();
+  std::fill(buckets_.begin(), buckets_.end(), kNone);
 }
-
-void GroupStore::clear() { std::fill(buckets_.begin(), buckets_.end(), kNone); }
 
 uint32_t GroupStore::find(const GroupKey& key) const {
   uint32_t entry = buckets_[bucket(key.hash)];

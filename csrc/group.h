@@ -53,7 +53,6 @@ class GroupStore {
   uint32_t find(const GroupKey& key) const;  // kNone where it is not
   void fill(uint32_t entry, const GroupKey& key, const std::byte* rows);
   void remove(uint32_t entry);
-  void clear();
 
   const std::byte* rows(uint32_t entry) const { return rows_ + entry * rows_bytes_; }
   size_t rows_bytes() const { return rows_bytes_; }

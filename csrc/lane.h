@@ -29,7 +29,6 @@ class Lane {
   Reader& reader() { return *reader_; }
   unsigned depth() const { return static_cast<unsigned>(slots_.size()); }
   unsigned in_flight() const { return depth() - static_cast<unsigned>(free_.size()); }
-  bool full() const { return free_.empty(); }
 
   uint32_t take(const Span& span);
   void release(uint32_t slot);

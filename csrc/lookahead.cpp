@@ -205,7 +205,6 @@ void Lookahead::run() {
     if (read) {
       keep(*ticket, ids);
     } else if (const auto failed = tickets_.find(*ticket); failed != tickets_.end()) {
-      errors_.fetch_add(1, std::memory_order_relaxed);
       std::erase(queue_, *ticket);
       failed->second.state.over = true;
     }

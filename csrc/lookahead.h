@@ -3,7 +3,6 @@
 // them away. A wrong guess costs reads, never bytes. Any thread may call.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -51,8 +50,6 @@ class Lookahead final : public RowPool {
   bool take(const GroupKey& key, std::byte* out) override;
 
   size_t memory_bytes() const { return memory_bytes_; }
-  size_t capacity() const { return store_.capacity(); }
-  uint64_t errors() const { return errors_.load(std::memory_order_relaxed); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -95,7 +92,6 @@ class Lookahead final : public RowPool {
   std::deque<uint64_t> queue_;  // tickets with ids left, oldest first
   uint64_t last_ticket_ = 0;
   bool stopping_ = false;
-  std::atomic<uint64_t> errors_{0};
   mutable std::mutex mutex_;
   std::condition_variable work_;
   std::thread thread_;

@@ -37,10 +37,7 @@ void check_row_ids(std::span<const int64_t> ids, int64_t num_rows) {
 }
 
 Plan::Plan(const std::vector<Plane>& planes, uint32_t rows, uint32_t span_bytes)
-    : planes_(planes),
-      num_rows_(planes.front().num_rows()),
-      max_rows_(rows),
-      span_bytes_(span_bytes) {
+    : planes_(planes), num_rows_(planes.front().num_rows()), span_bytes_(span_bytes) {
   const size_t items = size_t{rows} * planes.size();
   const size_t table = std::bit_ceil(size_t{rows}) * 2;
   const size_t bytes = 2 * items * sizeof(Item) + rows * sizeof(int64_t) + rows * sizeof(Copy) +

@@ -57,7 +57,6 @@ class Plan {
   // rows: the largest piece. span_bytes: the largest span, one bounce slot.
   Plan(const std::vector<Plane>& planes, uint32_t rows, uint32_t span_bytes);
 
-  uint32_t max_rows() const { return max_rows_; }
   size_t memory_bytes() const { return scratch_.size(); }
 
   // Plans one piece; alignments[file] is the block of that file's reads. What a pool has is copied
@@ -87,7 +86,6 @@ class Plan {
 
   const std::vector<Plane>& planes_;
   const int64_t num_rows_;
-  const uint32_t max_rows_;
   const uint32_t span_bytes_;
 
   Pages scratch_;

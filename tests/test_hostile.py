@@ -35,6 +35,7 @@ from checkpoints import (
     write_index,
     write_tiny,
 )
+from children import unmeasured
 from fuzz import fuzz_checkpoint
 from rowstream import ManifestError, ReadError, RowStore, tables
 from rowstream.cli import main
@@ -466,18 +467,12 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
         " main(sys.argv[1:]); os.setuid(65534); sys.exit(main(sys.argv[1:]))"
     )
     argv = [sys.executable, "-c", script, "inspect", os.fspath(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment())
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=unmeasured())
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"rowstream: error: {tmp_path / FILE}: permission denied\n"
 
 
 # --- memory, and time on the wall
-
-
-def environment() -> dict[str, str]:
-    # a user without rights could not leave what it measured
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 GREEDY: dict[str, Write] = {
@@ -509,7 +504,7 @@ def test_in_a_gibibyte_of_memory(case: str, tmp_path: Path) -> None:
     GREEDY[case](tmp_path)
     argv = [sys.executable, "-c", INSPECT, os.fspath(tmp_path)]
     done = subprocess.run(
-        argv, capture_output=True, text=True, check=False, timeout=30, env=environment()
+        argv, capture_output=True, text=True, check=False, timeout=30, env=unmeasured()
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("rowstream: error: ")

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import checkpoints
+from children import unmeasured
 
 pytestmark = pytest.mark.platform
 
@@ -144,12 +145,9 @@ def look(case: str, folder: Path, raw: Path, restrict: str = "", what: str = "")
     """Read and examine a checkpoint in a process of its own, and keep what doctor said."""
     code = CHILD.replace("{restrict}", restrict).replace("{warm}", str(bool(restrict)))
     code = code.replace("{rows}", str(ROWS)).replace("{row_bytes}", str(ROW_BYTES))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    # a user without rights could not leave what it measured
-    environment.pop("COVERAGE_PROCESS_CONFIG", None)
     argv = [sys.executable, "-c", code, os.fspath(folder), os.fspath(raw)]
     done = subprocess.run(
-        argv, capture_output=True, text=True, check=False, timeout=120, env=environment
+        argv, capture_output=True, text=True, check=False, timeout=120, env=unmeasured()
     )
     if done.returncode == 77:
         skip(case, done.stdout.strip())

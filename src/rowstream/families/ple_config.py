@@ -12,7 +12,10 @@ from rowstream.checkpoint import CONFIG_NAME
 from rowstream.errors import ManifestError
 from rowstream.hashing import NgramConstants, layer_constants
 
-__all__ = ["PleConfig", "read_ple_config"]
+__all__ = ["DEFAULT_SEED", "PleConfig", "read_ple_config"]
+
+# the class default of transformers; the releases do not store it
+DEFAULT_SEED = 1234
 
 _MODEL_TYPES = ("qwen4_exp", "qwen4_exp_text")
 _NGRAM_SIZE_MAX = 8
@@ -68,7 +71,7 @@ def read_ple_config(config: dict[str, Any]) -> PleConfig:
             vocab_size=vocab_size,
             eos=_eos(text, vocab_size),
             vocab_base=_integer(text, "ngram_vocab_size_base", 20_000_000, high=_VOCAB_BASE_MAX),
-            seed=_integer(text, "seed", 1234, low=-_SEED_MAX, high=_SEED_MAX),
+            seed=_integer(text, "seed", DEFAULT_SEED, low=-_SEED_MAX, high=_SEED_MAX),
         ),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from rowstream.families.ple_config import DEFAULT_SEED
 from rowstream.hashing import NgramConstants, layer_constants
 from rowstream.synth.layout import LANGUAGE_MODEL
 from rowstream.synth.stream import ROW_VALUES, row_bytes
@@ -86,9 +87,6 @@ _VISION: Final[dict[str, Any]] = {
     "temporal_patch_size": 2,
 }
 
-# the class default of transformers; the releases do not store it
-_HASH_SEED = 1234
-
 
 def constants_for(base: int) -> NgramConstants:
     """Derive the hash constants of the one PLE layer."""
@@ -101,7 +99,7 @@ def constants_for(base: int) -> NgramConstants:
         vocab_size=VOCAB_SIZE,
         eos=TEXT["eos_token_id"],
         vocab_base=base,
-        seed=_HASH_SEED,
+        seed=DEFAULT_SEED,
     )[0]
 
 

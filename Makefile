@@ -13,10 +13,10 @@ FUZZ_RUNS ?=
 
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc src -name '*.cpp' -o -name '*.h' -o -name '*.py')
-CPP := $(wildcard csrc/*.cpp csrc/*.h benchmarks/*.cpp tests/core/*.cpp)
+CPP := $(wildcard csrc/*.cpp csrc/*.h benchmarks/*.cpp tests/core/*.cpp tests/core/*.h src/rowstream/device/*.cu)
 PYTHON_CODE := src tests benchmarks examples
 
-.PHONY: help demo test ci lint types unit coverage asan tsan fuzz platforms old-transformers demo-in-clone format wheel bench clean
+.PHONY: help demo test ci lint types unit coverage asan tsan fuzz platforms old-transformers demo-in-clone format wheel bench ptx clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo 'make tsan    the core under ThreadSanitizer'
 	@echo 'make wheel   wheels for the Pythons found, in dist/'
 	@echo 'make bench   the reader beside fio and bare io_uring; writes a CSV'
+	@echo 'make ptx     the kernels of the device path, compiled and assembled; needs no GPU'
 	@echo 'make format  ruff and clang-format in place'
 
 # --- environments -----------------------------------------------------------------------------
@@ -57,6 +58,12 @@ bench: $(VENV)/.dev
 
 wheel:
 	$(PYTHON) tools/wheels.py
+
+# the oldest CUDA 12: drivers take PTX of their own toolkit and of those before
+CUDA_TOOLS := nvidia-cuda-nvrtc-cu12==12.0.76 nvidia-cuda-nvcc-cu12==12.0.76
+ptx: $(VENV)/.dev
+	$(BIN)/pip install --quiet --no-deps --upgrade --target build/cuda $(CUDA_TOOLS)
+	PYTHONPATH=build/cuda $(BIN)/python tools/ptx.py
 
 # --- checks -----------------------------------------------------------------------------------
 
@@ -98,8 +105,9 @@ tsan: $(VENV)/.dev
 	$(BIN)/pip install --quiet cmake ninja
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	    -DROWSTREAM_SANITIZE=thread -DROWSTREAM_STRESS=ON -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python"
-	$(BIN)/ninja -C build/tsan stress
+	$(BIN)/ninja -C build/tsan stress doors
 	TSAN_OPTIONS=halt_on_error=1 build/tsan/stress build/tsan/table.bin
+	TSAN_OPTIONS=halt_on_error=1 build/tsan/doors
 
 # not of the dev extra: atheris has wheels for some Pythons only
 fuzz: $(VENV)/.dev

@@ -9,16 +9,20 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <cstring>
 #include <exception>
+#include <numeric>
 
+#include "array_view.h"
+#include "channel_bindings.h"
 #include "disk.h"
 #include "failure.h"
 #include "hash_bindings.h"
+#include "interpreter.h"
+#include "load_bindings.h"
+#include "plane_specs.h"
 #include "resident.h"
 
 namespace nb = nanobind;
@@ -31,78 +35,11 @@ using RowIds = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device:
 using Rows = nb::ndarray<uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Tokens = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-using ExtentTuple = std::tuple<uint32_t, uint64_t, int64_t, int64_t>;
-using PlaneTuple = std::pair<uint32_t, std::vector<ExtentTuple>>;
-
-// a pending signal's handler may raise: the gather then ends between two rounds
-bool signal_pending() {
-  // handlers run in the main thread alone; others need not ask for the interpreter's lock
-  if (syscall(SYS_gettid) != getpid()) return false;
-  const nb::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
-}
-
-void take_gil(PyThreadState* state) {
-  try {
-    PyEval_RestoreThread(state);
-  } catch (...) {
-    // An interpreter that ends unwinds, by force, a daemon thread that asks for its lock, and the
-    // frames below us would turn that into abort(). As Python 3.14 does: stay here till exit.
-    for (;;) pause();
+std::vector<uint32_t> checked(std::vector<uint32_t> groups) {
+  for (const uint32_t width : groups) {
+    if (width == 0) throw std::invalid_argument("a group has no heads");
   }
-}
-
-template <typename Work>
-void without_gil(Work work) {
-  std::exception_ptr failure;
-  PyThreadState* const state = PyEval_SaveThread();
-  try {
-    work();
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  take_gil(state);
-  if (!failure) return;
-  try {
-    std::rethrow_exception(failure);
-  } catch (const Interrupted&) {
-    throw nb::python_error();  // what the signal's handler raised
-  }
-}
-
-// A signal's handler runs inside the gather that it interrupts: what it calls on the same table
-// would wait for itself.
-class Gathering {
- public:
-  explicit Gathering(const void* table) : table_(table), outer_(innermost_) { innermost_ = this; }
-  ~Gathering() { innermost_ = outer_; }
-
-  static void refuse(const void* table) {
-    for (const Gathering* at = innermost_; at != nullptr; at = at->outer_) {
-      if (at->table_ == table) {
-        throw std::runtime_error("table is in use by a gather of this very thread");
-      }
-    }
-  }
-
- private:
-  static thread_local const Gathering* innermost_;
-  const void* const table_;
-  const Gathering* const outer_;
-};
-
-thread_local const Gathering* Gathering::innermost_ = nullptr;
-
-std::vector<PlaneSpec> plane_specs(const std::vector<PlaneTuple>& planes) {
-  std::vector<PlaneSpec> specs;
-  for (const auto& [row_bytes, extents] : planes) {
-    PlaneSpec spec{row_bytes, {}};
-    for (const auto& [file, offset, first_row, num_rows] : extents) {
-      spec.extents.push_back({file, offset, first_row, num_rows});
-    }
-    specs.push_back(std::move(spec));
-  }
-  return specs;
+  return groups;
 }
 
 template <typename Table>
@@ -127,6 +64,34 @@ void gather(Table& table, const RowIds& ids, const std::vector<uint32_t>& groups
   Gathering::refuse(&table);
   const Gathering gathering(&table);
   without_gil([&] { table.gather(batch, into, signal_pending); });
+}
+
+// The way of a gather whose arrays are what they should be: any shape of ids, and by the table's
+// own groups where their last axis has a token's. False, and nothing done, for any other.
+template <typename Table>
+bool gather_rows(Table& table, nb::handle row_ids, nb::handle rows) {
+  const std::vector<uint32_t>& groups = table.groups();
+  const ArrayView ids(row_ids, "lq", sizeof(int64_t), /*writable=*/false);
+  if (!ids || groups.empty()) return false;
+  const ArrayView out(rows, "B", 1, /*writable=*/true);
+  const auto shape = ids.shape();
+  if (!out || out.shape().size() != shape.size() + 1 ||
+      !std::equal(shape.begin(), shape.end(), out.shape().begin()) ||
+      out.shape().back() != table.row_bytes()) {
+    return false;
+  }
+  static constexpr uint32_t kAlone = 1;
+  const size_t heads = std::accumulate(groups.begin(), groups.end(), size_t{0});
+  const bool by_token = !shape.empty() && static_cast<size_t>(shape.back()) == heads;
+  const size_t width = by_token ? heads : 1;
+  const Batch batch{static_cast<const int64_t*>(ids.data()), ids.size() / width,
+                    by_token ? std::span<const uint32_t>(groups) : std::span(&kAlone, 1),
+                    static_cast<unsigned>(width)};
+  auto* into = static_cast<std::byte*>(out.data());
+  Gathering::refuse(&table);
+  const Gathering gathering(&table);
+  without_gil([&] { table.gather(batch, into, signal_pending); });
+  return true;
 }
 
 template <typename Table>
@@ -154,6 +119,7 @@ nb::typed<nb::dict, nb::str, nb::int_> counters(const Table& table) {
   dict["timeouts"] = counts.timeouts.load();
   dict["zeroed_rows"] = counts.zeroed_rows.load();
   dict["gather_ns"] = counts.gather_ns.load();
+  dict["plan_ns"] = counts.plan_ns.load();
   return dict;
 }
 
@@ -230,6 +196,10 @@ void bind_table(nb::class_<Table>& table) {
       .def("gather", &gather<Table>, "row_ids"_a.noconvert(), "groups"_a, "out"_a.noconvert(),
            "Fill out uint8 [n, heads, row_bytes] with the rows of row_ids "
            "int64 [n, heads].")
+      .def("gather_rows", &gather_rows<Table>, "row_ids"_a.none(), "out"_a.none(),
+           "As gather, by the table's groups, for int64 ids of any shape and uint8 out of that "
+           "shape "
+           "and row_bytes, both C-contiguous. False, with nothing done, for any other.")
       .def("files", &files<Table>, "What is known of each file.")
       .def("counters", &counters<Table>)
       .def("close", [](Table& self) {
@@ -276,17 +246,17 @@ void bind_core(nb::module_& m) {
              const std::vector<PlaneTuple>& planes, std::string reader, unsigned queue_depth,
              bool direct, uint32_t block, double read_timeout_s, bool zero_rows,
              uint32_t group_width, size_t cache_bytes, size_t lookahead_bytes,
-             std::vector<Fault> faults) {
+             std::vector<Fault> faults, std::vector<uint32_t> groups) {
             const auto on_error = zero_rows ? OnReadError::kZeroRows : OnReadError::kRaise;
-            new (self)
-                DiskTable(paths, plane_specs(planes),
-                          {std::move(reader), queue_depth, direct, block, read_timeout_s, on_error,
-                           group_width, cache_bytes, lookahead_bytes, std::move(faults)});
+            new (self) DiskTable(paths, plane_specs(planes),
+                                 {std::move(reader), queue_depth, direct, block, read_timeout_s,
+                                  on_error, group_width, cache_bytes, lookahead_bytes,
+                                  std::move(faults), checked(std::move(groups))});
           },
           "paths"_a, "planes"_a, nb::kw_only(), "reader"_a = "auto", "queue_depth"_a = 128,
           "direct"_a = true, "block"_a = 0, "read_timeout_s"_a = 10.0, "zero_rows"_a = false,
           "group_width"_a = 0, "cache_bytes"_a = 0, "lookahead_bytes"_a = 0,
-          "faults"_a = nb::list(),
+          "faults"_a = nb::list(), "groups"_a = nb::list(),
           "planes: (row_bytes, [(file, offset, first_row, num_rows), ...]) "
           "each.")
       .def_prop_ro("reader", &DiskTable::reader_name)
@@ -318,21 +288,27 @@ void bind_core(nb::module_& m) {
   resident.def(
       "__init__",
       [](ResidentTable* self, const std::vector<std::string>& paths,
-         const std::vector<PlaneTuple>& planes, bool mapped, bool zero_rows,
-         uint64_t budget_bytes) {
+         const std::vector<PlaneTuple>& planes, bool mapped, bool zero_rows, uint64_t budget_bytes,
+         std::vector<uint32_t> groups, nb::object progress) {
         const auto kind = mapped ? ResidentTable::Kind::kMapped : ResidentTable::Kind::kLoaded;
         const auto on_error = zero_rows ? OnReadError::kZeroRows : OnReadError::kRaise;
         without_gil([&] {
           new (self) ResidentTable(paths, plane_specs(planes), kind, signal_pending,
-                                   {on_error, budget_bytes});
+                                   {on_error, budget_bytes, checked(std::move(groups))},
+                                   progress_of(progress));
         });
       },
       "paths"_a, "planes"_a, nb::kw_only(), "mapped"_a, "zero_rows"_a = false, "budget_bytes"_a = 0,
-      "budget_bytes: of resident pages of a mapped table, 0 for none.");
+      "groups"_a = nb::list(), "progress"_a = nb::none(),
+      "budget_bytes: of resident pages of a mapped table, 0 for none. progress: called with bytes "
+      "done and bytes in all while a table is loaded.");
+  bind_memory(m, resident);
   resident.def("mapped_pages", &mapped_pages, "What is known of the mappings; takes milliseconds.");
   bind_table(resident);
 
   bind_hash(m);
+  bind_channels(m);
+  bind_loader(m);
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ struct Counters {
   std::atomic<uint64_t> timeouts{0};     // lanes parked because a read never ended
   std::atomic<uint64_t> zeroed_rows{0};  // rows of such spans, where zeroes were asked for
   std::atomic<uint64_t> gather_ns{0};
+  std::atomic<uint64_t> plan_ns{0};  // of that, until the reads are known
 };
 
 }  // namespace rowstream

@@ -18,10 +18,15 @@ using Clock = std::chrono::steady_clock;
 // rows planned and read at a time: an 8K-token chunk of 16 heads. Scratch is
 // sized for it.
 constexpr uint32_t kPieceRows = 131'072;
+// A larger gather has a plan of its own for as long as it takes, of so many rows at most: the
+// denser the rows, the fewer the reads.
+constexpr size_t kLargePieceRows = Plan::kMaxRows;
 constexpr auto kIdentityEvery = std::chrono::seconds(1);
 // lanes whose reads never ended; with so many the device is gone
 constexpr size_t kMaxParked = 4;
 constexpr uint32_t kMaxBlock = 65'536;
+// Bounce memory of a lane for spans of several rows. What an ordinary user may lock is 8 MiB.
+constexpr size_t kBounceBytes = size_t{4} << 20;
 
 // beside lookups the look-ahead keeps so few reads in the device's queue: 8 cost a 16-read round
 // 5 % and keep half of the rate, 16 cost 23 % (2-core guest, virtio disk)
@@ -51,6 +56,13 @@ class Present {
 uint32_t row_span(uint32_t row_bytes, uint32_t align) {
   const uint32_t blocks = (row_bytes + align - 2) / align + 1;
   return blocks * align;
+}
+
+// One slot's part of the bounce memory, or 0 where that is less than a block. An odd number of
+// blocks: at a power of two the slots would share the sets of the processor's caches.
+uint32_t joined_span(unsigned depth, uint32_t align) {
+  const auto blocks = static_cast<uint32_t>(kBounceBytes / depth / align);
+  return blocks == 0 ? 0 : ((blocks - 1) | 1) * align;
 }
 
 const DiskTable::Options& checked(const DiskTable::Options& options) {
@@ -87,9 +99,13 @@ DiskTable::DiskTable(const std::vector<std::string>& paths, std::vector<PlaneSpe
       slot_bytes_ = std::max(slot_bytes_, row_span(plane.row_bytes(), file.alignment()));
     }
   }
+  uint32_t largest = 512;
+  for (const uint32_t align : alignments_) largest = std::max(largest, align);
+  row_slot_bytes_ = slot_bytes_;
+  slot_bytes_ = std::max(slot_bytes_, joined_span(options_.queue_depth, largest));
   if (!options_.faults.empty()) faults_ = std::make_shared<FaultSchedule>(options_.faults);
   plan_ = std::make_unique<Plan>(source_.planes, kPieceRows, slot_bytes_);
-  lane_ = make_lane(&reader_note_);
+  lane_ = make_lane(slot_bytes_, &reader_note_);
   reader_name_ = lane_->reader().name();
   memory_bytes_ = plan_->memory_bytes() + lane_->memory_bytes();
   if (options_.cache_bytes > 0 && options_.group_width > 0) {
@@ -98,8 +114,9 @@ DiskTable::DiskTable(const std::vector<std::string>& paths, std::vector<PlaneSpe
   }
 }
 
-std::unique_ptr<Lane> DiskTable::make_lane(std::string* note) const {
-  Pages bounce(size_t{options_.queue_depth} * slot_bytes_, "rowstream bounce");
+std::unique_ptr<Lane> DiskTable::make_lane(uint32_t slot_bytes, std::string* note) const {
+  Pages bounce(Lane::bounce_bytes(options_.queue_depth, row_slot_bytes_, slot_bytes),
+               "rowstream bounce");
   ReaderOptions reader;
   reader.name = options_.reader;
   reader.depth = options_.queue_depth;
@@ -115,7 +132,7 @@ std::unique_ptr<Lane> DiskTable::make_lane(std::string* note) const {
         std::make_unique<FaultReader>(std::move(choice.reader), faults_, options_.queue_depth);
   }
   return std::make_unique<Lane>(std::move(choice.reader), std::move(bounce), options_.queue_depth,
-                                slot_bytes_);
+                                row_slot_bytes_, slot_bytes);
 }
 
 DiskTable::~DiskTable() {
@@ -167,11 +184,12 @@ size_t DiskTable::memory_bytes() const {
 
 // The reads in flight do not end: their slots and their reader are left to them.
 Lane& DiskTable::replace(std::unique_ptr<Lane>& lane) {
+  const uint32_t slot_bytes = lane->slot_bytes();
   {
     const std::lock_guard lock(parked_mutex_);
     parked_.push_back(std::move(lane));
   }
-  lane = make_lane();
+  lane = make_lane(slot_bytes);
   return *lane;
 }
 
@@ -203,31 +221,47 @@ void DiskTable::gather(const Batch& batch, std::byte* out, const Poll& poll) {
     throw ReadFailure(ETIMEDOUT, source_.files.front().path(), 0, 0, 0,
                       std::to_string(parked) + " earlier gathers still have reads waiting");
   }
-  const size_t piece = kPieceRows / batch.heads;
+  const std::unique_ptr<Plan> large = large_plan(batch.tokens * batch.heads);
+  Plan& plan = large ? *large : *plan_;
+  const size_t piece = plan.rows() / batch.heads;
   for (size_t token = 0; token < batch.tokens; token += piece) {
     Batch part = batch;
     part.row_ids += token * batch.heads;
     part.tokens = std::min(piece, batch.tokens - token);
-    gather_piece(part, out + token * batch.heads * row_bytes(), poll);
+    gather_piece(plan, part, out + token * batch.heads * row_bytes(), poll);
   }
   counters_.gathers += 1;
   counters_.rows += batch.tokens * batch.heads;
   counters_.gather_ns += static_cast<uint64_t>((Clock::now() - began).count());
 }
 
-void DiskTable::gather_piece(const Batch& batch, std::byte* out, const Poll& poll) {
+// None where the scratch will do, or where there is no memory for more.
+std::unique_ptr<Plan> DiskTable::large_plan(size_t rows) const {
+  if (rows <= kPieceRows) return nullptr;
+  try {
+    return std::make_unique<Plan>(
+        source_.planes, static_cast<uint32_t>(std::min(rows, kLargePieceRows)), slot_bytes_);
+  } catch (const std::system_error&) {
+    return nullptr;
+  }
+}
+
+void DiskTable::gather_piece(Plan& plan, const Batch& batch, std::byte* out, const Poll& poll) {
   std::array<RowPool*, Plan::kMaxPools> pools{};
   if (kept(batch)) pools = {cache_.get(), ahead_pool_.load(std::memory_order_acquire)};
   const bool any = pools[0] != nullptr || pools[1] != nullptr;
-  plan_->build(batch, alignments_, any ? std::span<RowPool* const>(pools) : std::span<RowPool*>(),
-               out);
-  Gather gather(source_, *plan_, alignments_, policy_, counters_, out);
+  const Clock::time_point began = Clock::now();
+  plan.build(batch, alignments_, any ? std::span<RowPool* const>(pools) : std::span<RowPool*>(),
+             out);
+  counters_.plan_ns += static_cast<uint64_t>((Clock::now() - began).count());
+  if (plan.rows() > kPieceRows && poll()) throw Interrupted();  // that took a while
+  Gather gather(source_, plan, alignments_, policy_, counters_, out);
   gather.run(*lane_, [this]() -> Lane& { return replace(lane_); }, poll);
-  counters_.cached_rows += plan_->pooled_rows(0);
-  counters_.ahead_rows += plan_->pooled_rows(1);
+  counters_.cached_rows += plan.pooled_rows(0);
+  counters_.ahead_rows += plan.pooled_rows(1);
   if (!cache_ || gather.lost_rows()) return;
-  for (const uint32_t row : plan_->fresh()) {
-    cache_->put(GroupKey(plan_->ids(row, options_.group_width)), out + size_t{row} * row_bytes());
+  for (const uint32_t row : plan.fresh()) {
+    cache_->put(GroupKey(plan.ids(row, options_.group_width)), out + size_t{row} * row_bytes());
   }
 }
 
@@ -250,8 +284,8 @@ uint64_t DiskTable::prefetch(std::span<const int64_t> ids) {
   }
   if (!lookahead_) {
     ahead_plan_ = std::make_unique<Plan>(
-        source_.planes, Lookahead::kPieceGroups * options_.group_width, slot_bytes_);
-    ahead_lane_ = make_lane();
+        source_.planes, Lookahead::kPieceGroups * options_.group_width, row_slot_bytes_);
+    ahead_lane_ = make_lane(row_slot_bytes_);
     ahead_lane_bytes_ = ahead_lane_->memory_bytes();
     const auto read = [this](std::span<const int64_t> groups, std::byte* out, const Poll& stop) {
       read_ahead(groups, out, stop);

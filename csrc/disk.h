@@ -34,6 +34,7 @@ class DiskTable {
     size_t cache_bytes = 0;      // rows read before; 0: none
     size_t lookahead_bytes = 0;  // rows read before they are asked for; 0: none
     std::vector<Fault> faults;
+    std::vector<uint32_t> groups;  // rows of each n-gram of a token, where that is known
   };
 
   DiskTable(const std::vector<std::string>& paths, std::vector<PlaneSpec> planes, Options options);
@@ -43,6 +44,7 @@ class DiskTable {
 
   int64_t num_rows() const { return source_.num_rows(); }
   uint32_t row_bytes() const { return source_.row_bytes; }
+  const std::vector<uint32_t>& groups() const { return options_.groups; }
   const Counters& counters() const { return counters_; }
   std::string reader_name() const { return reader_name_; }
   std::string reader_note() const { return reader_note_; }
@@ -69,11 +71,12 @@ class DiskTable {
   void close();
 
  private:
-  std::unique_ptr<Lane> make_lane(std::string* note = nullptr) const;
+  std::unique_ptr<Lane> make_lane(uint32_t slot_bytes, std::string* note = nullptr) const;
   Lane& replace(std::unique_ptr<Lane>& lane);
   size_t reap_parked();
   void check_identities();
-  void gather_piece(const Batch& batch, std::byte* out, const Poll& poll);
+  std::unique_ptr<Plan> large_plan(size_t rows) const;
+  void gather_piece(Plan& plan, const Batch& batch, std::byte* out, const Poll& poll);
   void read_ahead(std::span<const int64_t> ids, std::byte* out, const Poll& stop);
   unsigned background_limit() const;
   bool kept(const Batch& batch) const;
@@ -84,7 +87,8 @@ class DiskTable {
   Source source_;
   std::vector<int> registered_;  // the descriptors that readers are made with
   std::vector<uint32_t> alignments_;
-  uint32_t slot_bytes_ = 0;
+  uint32_t slot_bytes_ = 0;      // the longest span
+  uint32_t row_slot_bytes_ = 0;  // the longest span of one row
   std::unique_ptr<Plan> plan_;
   std::shared_ptr<FaultSchedule> faults_;
   std::unique_ptr<Lane> lane_;  // none once closed

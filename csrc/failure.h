@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <system_error>
 
@@ -26,6 +27,13 @@ struct ReadFailure : std::system_error {
   uint64_t needed;
   uint64_t got;
 };
+
+// "no answer for 0.5 s"
+inline std::string no_answer_for(double seconds) {
+  char text[64];
+  std::snprintf(text, sizeof text, "no answer for %g s", seconds);
+  return text;
+}
 
 // the object was closed, or opened before a fork; the bindings pick the Python
 // type

@@ -12,6 +12,7 @@ namespace rowstream {
 namespace {
 
 constexpr auto kPollEvery = std::chrono::milliseconds(50);
+constexpr int kPollCopies = 4096;
 // after a signal or a failure, what is in flight gets so long to end before its
 // lane is parked
 constexpr auto kDrainFor = std::chrono::seconds(1);
@@ -22,6 +23,9 @@ constexpr auto kPause = std::chrono::milliseconds(1);
 // short reads in a row that brought nothing new: a direct read cannot start
 // where one ended
 constexpr unsigned kMaxShort = 8;
+constexpr uint32_t kCacheLine = 64;
+// of a row; the rest of a long one the processor foresees by itself
+constexpr uint32_t kExpectBytes = 256;
 
 // errors of a medium or a transport, which another try or another path may not
 // meet
@@ -68,12 +72,19 @@ void Gather::run(Lane& first, const std::function<Lane&()>& replace, const Poll&
       give_up_at_ = Clock::now() + policy_.timeout;
     }
     if (now >= next_poll && !failure_) {
+      count();
       if (poll()) stop(std::make_exception_ptr(Interrupted()));
       next_poll = now + kPollEvery;
     }
   }
+  count();
   if (failure_) std::rethrow_exception(failure_);
   for (const Copy& copy : plan_.copies()) {
+    if ((&copy - plan_.copies().data()) % kPollCopies == kPollCopies - 1 &&
+        Clock::now() >= next_poll) {
+      if (poll()) throw Interrupted();
+      next_poll = Clock::now() + kPollEvery;
+    }
     std::memcpy(out_ + size_t{copy.to_row} * source_.row_bytes,
                 out_ + size_t{copy.from_row} * source_.row_bytes,
                 size_t{copy.rows} * source_.row_bytes);
@@ -84,9 +95,29 @@ void Gather::run(Lane& first, const std::function<Lane&()>& replace, const Poll&
 
 void Gather::feed(Lane& lane, unsigned limit) {
   Span span;
-  while (more_ && lane.in_flight() < limit) {
-    more_ = plan_.next(span);
-    if (more_) push(lane, lane.take(span));
+  while (lane.in_flight() < limit) {
+    if (!apart_.empty()) {
+      std::span<const Item>& items = apart_.back();
+      span = plan_.merge(items, /*join=*/false);
+      items = items.subspan(span.items.size());
+      if (items.empty()) apart_.pop_back();
+      read_.retries += 1;
+    } else {
+      more_ = more_ && plan_.next(span);
+      if (!more_) return;
+    }
+    expect(span);
+    push(lane, lane.take(span));
+  }
+}
+
+// The rows' places in out are cold: a copy would wait for each of them, where the reads that are
+// still to come hide that.
+void Gather::expect(const Span& span) const {
+  const uint32_t bytes = std::min(source_.row_bytes, kExpectBytes);
+  for (const Item& item : span.items) {
+    const std::byte* const to = out_ + size_t{item.row} * source_.row_bytes;
+    for (uint32_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(to + at, 1);
   }
 }
 
@@ -102,8 +133,11 @@ bool Gather::reap(Lane& lane, unsigned limit) {
     const Slot& slot = lane[completion.slot];
     try {
       // after a failure nothing is tried again: what arrives is dropped
-      if (!failure_ && !judge(lane, completion)) continue;
-      if (!failure_) copy_rows(slot, lane.bounce_of(completion.slot));
+      if (!failure_) {
+        const Outcome outcome = judge(lane, completion);
+        if (outcome == Outcome::kPushedAgain) continue;
+        if (outcome == Outcome::kArrived) copy_rows(slot, lane.bounce_of(completion.slot));
+      }
     } catch (const ReadFailure&) {
       lose(slot, std::current_exception());
     }
@@ -116,14 +150,13 @@ bool Gather::reap(Lane& lane, unsigned limit) {
 // lost.
 void Gather::abandon(Lane& lane) {
   const auto seconds = std::chrono::duration<double>(policy_.timeout).count();
-  std::string reason = "no answer for " + std::to_string(seconds);
-  reason.erase(reason.find_last_not_of("0.") + 1);
+  const std::string reason = no_answer_for(seconds);
   for (uint32_t number = 0; number < lane.depth() && !failure_; ++number) {
     if (!lane.busy(number)) continue;
     const Slot& slot = lane[number];
     lose(slot, std::make_exception_ptr(ReadFailure(ETIMEDOUT, source_.files[slot.span.file].path(),
                                                    slot.span.offset, slot.span.needed, slot.got,
-                                                   reason + " s")));
+                                                   reason)));
   }
   counters_.timeouts += 1;
 }
@@ -131,6 +164,7 @@ void Gather::abandon(Lane& lane) {
 void Gather::stop(std::exception_ptr why) {
   failure_ = std::move(why);
   more_ = false;
+  apart_.clear();
   give_up_at_ = std::min(give_up_at_, Clock::now() + kDrainFor);
 }
 
@@ -156,28 +190,38 @@ void Gather::push(Lane& lane, uint32_t number) {
   slot.direct = file.direct() && !slot.buffered;
   // what arrived is kept, but the rest must start on a block again
   const uint32_t align = alignments_[slot.span.file];
-  const uint32_t skip = slot.got / align * align;
+  const uint32_t skip = slot.got & ~(align - 1);
   const int fd = slot.direct ? file.fd() : file.buffered_fd();
   lane.reader().push({slot.span.offset + skip, lane.bounce_of(number) + skip,
                       slot.span.length - skip, number, slot.span.file, fd});
-  counters_.reads += 1;
-  counters_.read_bytes += slot.span.length - skip;
+  read_.reads += 1;
+  read_.bytes += slot.span.length - skip;
 }
 
-bool Gather::judge(Lane& lane, const Completion& completion) {
+void Gather::count() {
+  counters_.reads += read_.reads;
+  counters_.read_bytes += read_.bytes;
+  counters_.retries += read_.retries;
+  read_ = {};
+}
+
+Gather::Outcome Gather::judge(Lane& lane, const Completion& completion) {
   Slot& slot = lane[completion.slot];
   TableFile& file = source_.files[slot.span.file];
   const int code = completion.result < 0 ? -completion.result : 0;
   if (code == 0) {
     const uint32_t align = alignments_[slot.span.file];
-    const uint32_t got = slot.got / align * align + static_cast<uint32_t>(completion.result);
+    const uint32_t got = (slot.got & ~(align - 1)) + static_cast<uint32_t>(completion.result);
     if (got > slot.got) slot.attempts = 0;
     slot.got = std::max(slot.got, got);
     // the last block of a file may be shorter than asked for: what the rows
     // need is there
-    if (slot.got >= slot.span.needed) return true;
+    if (slot.got >= slot.span.needed) return Outcome::kArrived;
     // nothing, or time and again no more than before, is the end of the file
-    if (completion.result == 0 || slot.attempts >= kMaxShort) fail(slot, EIO, "file ends early");
+    if (completion.result == 0 || slot.attempts >= kMaxShort) {
+      if (slot.span.joined) return take_apart(slot);
+      fail(slot, EIO, "file ends early");
+    }
   } else if (code == EINTR || code == EAGAIN) {
     if (slot.attempts >= kEagerAttempts) {
       if (slot.attempts - kEagerAttempts >= policy_.timeout / kPause) fail(slot, code);
@@ -185,6 +229,8 @@ bool Gather::judge(Lane& lane, const Completion& completion) {
     }
   } else if ((code == EINVAL || code == EOPNOTSUPP) && slot.direct) {
     file.read_buffered(code);
+  } else if (may_pass(code) && slot.span.joined) {
+    return take_apart(slot);
   } else if (may_pass(code) && slot.errors < 2) {
     // once more the same way, then through the page cache, which may hold the
     // block
@@ -193,9 +239,15 @@ bool Gather::judge(Lane& lane, const Completion& completion) {
     fail(slot, code);
   }
   ++slot.attempts;
-  counters_.retries += 1;
+  read_.retries += 1;
   push(lane, completion.slot);
-  return false;
+  return Outcome::kPushedAgain;
+}
+
+// What failed may lie where no row is, or concern only some of the rows: each is read alone.
+Gather::Outcome Gather::take_apart(const Slot& slot) {
+  apart_.push_back(slot.span.items);
+  return Outcome::kTakenApart;
 }
 
 void Gather::fail(const Slot& slot, int code, std::string reason) const {

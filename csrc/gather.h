@@ -6,6 +6,7 @@
 #include <chrono>
 #include <exception>
 #include <functional>
+#include <vector>
 
 #include "counters.h"
 #include "lane.h"
@@ -51,12 +52,15 @@ class Gather {
   void stop(std::exception_ptr why);
 
   void push(Lane& lane, uint32_t slot);
-  // true when the slot's span is complete, false when it was pushed again
-  bool judge(Lane& lane, const Completion& completion);
+  enum class Outcome { kArrived, kPushedAgain, kTakenApart };
+  Outcome judge(Lane& lane, const Completion& completion);
+  Outcome take_apart(const Slot& slot);
   [[noreturn]] void fail(const Slot& slot, int code, std::string reason = {}) const;
   // the rows of a span that cannot be read
   void lose(const Slot& slot, std::exception_ptr why);
   void copy_rows(const Slot& slot, const std::byte* from);
+  void expect(const Span& span) const;
+  void count();
 
   Source& source_;
   Plan& plan_;
@@ -65,7 +69,14 @@ class Gather {
   Counters& counters_;
   std::byte* const out_;
 
-  bool more_ = true;  // the plan has spans left
+  bool more_ = true;                          // the plan has spans left
+  std::vector<std::span<const Item>> apart_;  // of joined spans that failed: to be read alone
+  // what was read since it was last counted: an atomic counter costs a read more than its plan does
+  struct {
+    uint64_t reads = 0;
+    uint64_t bytes = 0;
+    uint64_t retries = 0;
+  } read_;
   bool lost_rows_ = false;
   std::exception_ptr failure_;
   Clock::time_point give_up_at_;

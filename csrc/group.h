@@ -20,10 +20,11 @@ inline uint64_t hash_ids(std::span<const int64_t> ids) {
 }
 
 struct GroupKey {
+  GroupKey() = default;
   explicit GroupKey(std::span<const int64_t> row_ids) : ids(row_ids), hash(hash_ids(row_ids)) {}
 
   std::span<const int64_t> ids;
-  uint64_t hash;
+  uint64_t hash = 0;
 };
 
 // Where the rows of a group may already be in memory. Any thread may call.

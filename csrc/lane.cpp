@@ -4,9 +4,11 @@
 
 namespace rowstream {
 
-Lane::Lane(std::unique_ptr<Reader> reader, Pages bounce, unsigned depth, uint32_t slot_bytes)
+Lane::Lane(std::unique_ptr<Reader> reader, Pages bounce, unsigned depth, uint32_t row_bytes,
+           uint32_t slot_bytes)
     : bounce_(std::move(bounce)),
       reader_(std::move(reader)),
+      row_bytes_(row_bytes),
       slot_bytes_(slot_bytes),
       slots_(depth),
       done_(depth) {

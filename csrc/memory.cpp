@@ -17,18 +17,38 @@
 #endif
 
 namespace rowstream {
+namespace {
 
-Pages::Pages(size_t bytes, const char* name) : forks_(fork_generation()) {
+constexpr size_t kHugePage = size_t{2} << 20;
+
+}  // namespace
+
+Pages::Pages(size_t bytes, const char* name) : Pages(bytes, name, 0) {}
+
+Pages Pages::huge(size_t bytes, const char* name) { return Pages(bytes, name, kHugePage); }
+
+Pages::Pages(size_t bytes, const char* name, size_t alignment) : forks_(fork_generation()) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  if (bytes > SIZE_MAX - page) throw std::system_error(ENOMEM, std::system_category(), name);
+  if (bytes > SIZE_MAX - page - alignment) {
+    throw std::system_error(ENOMEM, std::system_category(), name);
+  }
   size_ = (bytes + page - 1) / page * page;
   if (size_ == 0) return;
-  void* at = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* at =
+      mmap(nullptr, size_ + alignment, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) {
     throw std::system_error(errno, std::system_category(),
                             std::string(name) + ": " + std::to_string(size_) + " bytes");
   }
   data_ = static_cast<std::byte*>(at);
+  if (alignment > 0) {
+    // what lies before and behind is given back
+    const size_t lead = (alignment - reinterpret_cast<uintptr_t>(at) % alignment) % alignment;
+    if (lead > 0) munmap(data_, lead);
+    data_ += lead;
+    if (lead < alignment) munmap(data_ + size_, alignment - lead);
+    (void)madvise(data_, size_, MADV_HUGEPAGE);  // EINVAL where the kernel has no such pages
+  }
   madvise(data_, size_, MADV_DONTFORK);
   prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, data_, size_,
         name);  // best effort: old kernels refuse

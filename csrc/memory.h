@@ -15,6 +15,8 @@ class Pages {
   // zeroed on first touch; the name shows in /proc/self/smaps where the kernel
   // allows it
   Pages(size_t bytes, const char* name);  // throws std::system_error
+  // in pages of 2 MiB where the kernel has some, which are few enough to register with a device
+  static Pages huge(size_t bytes, const char* name);
   ~Pages();
   Pages(Pages&& other) noexcept;
   Pages& operator=(Pages&& other) noexcept;
@@ -23,6 +25,8 @@ class Pages {
   size_t size() const { return size_; }
 
  private:
+  Pages(size_t bytes, const char* name, size_t alignment);
+
   std::byte* data_ = nullptr;
   size_t size_ = 0;
   unsigned forks_ = 0;

@@ -1,5 +1,7 @@
 #include "plan.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -16,6 +18,17 @@ constexpr uint32_t kDigits = 1u << kDigitBits;
 // below this, std::sort is faster than a pass over the digits (2-core x86
 // guest)
 constexpr uint32_t kRadixFrom = 512;
+
+// rows in an entry of the table; the rest of it is of the hash, so that most probes of another
+// group end without a look at its ids
+constexpr unsigned kRowBits = 23;
+constexpr uint32_t kRowMask = (1u << kRowBits) - 1;
+static_assert(Plan::kMaxRows <= kRowMask);
+// Scratch for one gather, which is touched at random: in small pages, faults and address
+// translation would take a quarter of its time.
+constexpr size_t kHugeFrom = size_t{32} << 20;
+// groups whose places in the table are fetched while the ones before are looked up
+constexpr size_t kAhead = 32;
 
 template <typename T>
 std::span<T> carve(std::byte*& at, size_t count) {
@@ -44,6 +57,7 @@ Plan::Plan(const std::vector<Plane>& planes, uint32_t rows, uint32_t span_bytes)
                        2 * rows * sizeof(uint32_t) + table * sizeof(uint32_t) + 7 * 64;
   for (const Plane& plane : planes) row_bytes_ += plane.row_bytes();
   scratch_ = Pages(bytes, "rowstream plan");
+  if (bytes >= kHugeFrom) madvise(scratch_.data(), scratch_.size(), MADV_HUGEPAGE);
   std::byte* at = scratch_.data();
   items_ = carve<Item>(at, items);
   sorted_ = carve<Item>(at, items);
@@ -68,33 +82,48 @@ void Plan::build(const Batch& batch, std::span<const uint32_t> alignments,
   // only as much of the table as this piece needs: clearing all of it would cost a small gather
   // more than its reads
   const size_t groups = batch.tokens * batch.groups.size();
-  const size_t slots = std::min(std::bit_ceil(groups + 1) * 2, table_.size());
+  const size_t slots = std::min(std::bit_ceil(groups + groups / 2 + 1), table_.size());
   std::fill_n(table_.data(), slots, 0u);
   table_mask_ = static_cast<uint32_t>(slots - 1);
 
-  uint32_t row = 0;
-  for (size_t token = 0; token < batch.tokens; ++token) {
-    for (const uint32_t width : batch.groups) {
-      add_group(row, width);
-      row += width;
-    }
-  }
+  add_groups(batch, groups);
   const uint32_t smallest = *std::min_element(alignments.begin(), alignments.end());
   sort(static_cast<unsigned>(std::countr_zero(smallest)));
 }
 
-void Plan::add_group(uint32_t first_row, uint32_t width) {
-  const GroupKey key(ids(first_row, width));
+void Plan::add_groups(const Batch& batch, size_t groups) {
+  std::array<GroupKey, kAhead> keys;
+  uint32_t row = 0;
+  size_t group = 0;  // in its token
+  while (groups > 0) {
+    const size_t count = std::min(groups, kAhead);
+    for (GroupKey& key : std::span(keys).first(count)) {
+      key = GroupKey(ids(row, batch.groups[group]));
+      __builtin_prefetch(&table_[key.hash & table_mask_], 1);
+      row += batch.groups[group];
+      group = group + 1 == batch.groups.size() ? 0 : group + 1;
+    }
+    for (const GroupKey& key : std::span(keys).first(count)) add_group(key);
+    groups -= count;
+  }
+}
+
+void Plan::add_group(const GroupKey& key) {
+  const auto first_row = static_cast<uint32_t>(key.ids.data() - ids_.data());
+  const auto width = static_cast<uint32_t>(key.ids.size());
+  const uint32_t entry =
+      static_cast<uint32_t>(key.hash >> (64 - 32 + kRowBits)) << kRowBits | (first_row + 1);
   uint32_t slot = static_cast<uint32_t>(key.hash) & table_mask_;
   for (; table_[slot] != 0; slot = (slot + 1) & table_mask_) {
-    const uint32_t seen = table_[slot] - 1;
+    if ((table_[slot] ^ entry) >> kRowBits != 0) continue;
+    const uint32_t seen = (table_[slot] & kRowMask) - 1;
     if (std::memcmp(&ids_[seen], key.ids.data(), key.ids.size_bytes()) == 0) {
       copies_[num_copies_++] = {first_row, seen, width};
       duplicate_rows_ += width;
       return;
     }
   }
-  table_[slot] = first_row + 1;
+  table_[slot] = entry;
   if (pooled(key, first_row)) return;
   for (uint32_t i = 0; i < width; ++i) {
     if (key.ids[i] < 0) {
@@ -151,30 +180,39 @@ void Plan::sort(unsigned low_bits) {
 
 bool Plan::next(Span& span) {
   if (next_item_ == num_items_) return false;
-  const uint32_t first = next_item_;
-  span.file = items_[first].file();
-  const uint64_t align = alignments_[span.file];
-  const auto start_of = [align](const Item& item) { return item.offset() / align * align; };
+  span = merge(items_.subspan(next_item_, num_items_ - next_item_), /*join=*/true);
+  next_item_ += static_cast<uint32_t>(span.items.size());
+  return true;
+}
+
+Span Plan::merge(std::span<const Item> items, bool join) const {
+  const uint32_t file = items.front().file();
+  const uint64_t align = alignments_[file];  // a power of two
+  const auto down = [align](uint64_t offset) { return offset & ~(align - 1); };
   const auto bytes_end = [this](const Item& item) {
     return item.offset() + planes_[item.plane].row_bytes();
   };
-  span.offset = start_of(items_[first]);
-  uint64_t needed = bytes_end(items_[first]);
-  uint64_t end = (needed + align - 1) / align * align;
-  uint32_t last = first + 1;
-  for (; last < num_items_; ++last) {
-    const Item& item = items_[last];
-    if (item.file() != span.file || start_of(item) >= end) break;
-    const uint64_t item_end = std::max(end, (bytes_end(item) + align - 1) / align * align);
-    if (item_end - span.offset > span_bytes_) break;
+  const uint64_t offset = down(items.front().offset());
+  uint64_t needed = bytes_end(items.front());
+  uint64_t end = down(needed + align - 1);
+  bool joined = false;
+  size_t count = 1;
+  for (; count < items.size(); ++count) {
+    const Item& item = items[count];
+    const uint64_t start = down(item.offset());
+    if (item.file() != file || (start >= end && (!join || start - end > kJoinBytes))) break;
+    const uint64_t item_end = std::max(end, down(bytes_end(item) + align - 1));
+    if (item_end - offset > span_bytes_) break;
+    joined |= start >= end;
     needed = std::max(needed, bytes_end(item));
     end = item_end;
   }
-  span.length = static_cast<uint32_t>(end - span.offset);
-  span.needed = static_cast<uint32_t>(needed - span.offset);
-  span.items = items_.subspan(first, last - first);
-  next_item_ = last;
-  return true;
+  return {offset,
+          static_cast<uint32_t>(end - offset),
+          static_cast<uint32_t>(needed - offset),
+          file,
+          joined,
+          items.first(count)};
 }
 
 }  // namespace rowstream

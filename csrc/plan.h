@@ -34,12 +34,13 @@ struct Item {
   uint64_t offset() const { return at & ((uint64_t{1} << 48) - 1); }
 };
 
-// the aligned byte range read for one or more items that share blocks
+// the aligned byte range read for one or more items
 struct Span {
   uint64_t offset;
   uint32_t length;
   uint32_t needed;  // bytes from offset that the items really need
   uint32_t file;
+  bool joined;  // over blocks that no item needs, or from one block to the next
   std::span<const Item> items;
 };
 
@@ -54,10 +55,16 @@ struct Copy {
 class Plan {
  public:
   static constexpr size_t kMaxPools = 2;
-  // rows: the largest piece. span_bytes: the largest span, one bounce slot.
+  static constexpr uint32_t kMaxRows = 4'194'304;
+  // Blocks that nobody needs are read where they part two rows by no more than this: a device gives
+  // so much in the time of a read of its own, or in less.
+  static constexpr uint32_t kJoinBytes = 4096;
+  // rows: the largest piece, kMaxRows at most. span_bytes: the largest span, one bounce slot.
   Plan(const std::vector<Plane>& planes, uint32_t rows, uint32_t span_bytes);
 
   size_t memory_bytes() const { return scratch_.size(); }
+  // of the largest piece
+  size_t rows() const { return ids_.size(); }
 
   // Plans one piece; alignments[file] is the block of that file's reads. What a pool has is copied
   // to out and not read. Throws std::out_of_range for an id outside [-1, num_rows).
@@ -66,6 +73,9 @@ class Plan {
 
   // the next span in disk order, or false at the end
   bool next(Span& span);
+  // The longest span from the front of items, which are in disk order. join: as next() does it, or
+  // only what shares blocks.
+  Span merge(std::span<const Item> items, bool join) const;
 
   std::span<const Copy> copies() const { return copies_.first(num_copies_); }
   // rows of the piece that have no id: they read as zeroes
@@ -80,7 +90,8 @@ class Plan {
   }
 
  private:
-  void add_group(uint32_t first_row, uint32_t width);
+  void add_groups(const Batch& batch, size_t groups);
+  void add_group(const GroupKey& key);
   bool pooled(const GroupKey& key, uint32_t first_row);
   void sort(unsigned low_bits);
 
@@ -95,7 +106,8 @@ class Plan {
   std::span<Copy> copies_;
   std::span<uint32_t> missing_;
   std::span<uint32_t> fresh_;
-  std::span<uint32_t> table_;  // open addressing: first row of a group + 1, 0 is empty
+  // open addressing: first row of a group + 1, and bits of its hash above; 0 is empty
+  std::span<uint32_t> table_;
 
   std::span<const uint32_t> alignments_;
   std::span<RowPool* const> pools_;

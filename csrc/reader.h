@@ -49,7 +49,7 @@ class Reader {
 struct ReaderOptions {
   std::string name = "auto";  // auto, uring, pool, inline
   unsigned depth = 128;
-  std::span<std::byte> bounce;  // every `into` lies here
+  std::span<std::byte> bounce;  // every `into` lies here; empty: anywhere
   std::vector<int> files;       // descriptors worth registering
 };
 

@@ -1,8 +1,5 @@
 #include "resident.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -18,7 +15,6 @@
 namespace rowstream {
 namespace {
 
-constexpr size_t kLoadBytes = size_t{8} << 20;
 constexpr size_t kPollRows = 65'536;
 // rows asked for ahead of their copy: many times what a device works on at once
 constexpr size_t kAdviseRows = 8'192;
@@ -26,15 +22,9 @@ constexpr size_t kAdviseRows = 8'192;
 constexpr size_t kStepRows = Trimmer::kMaxRows;
 constexpr int64_t kIdentityEveryNs = 1'000'000'000;
 
-// all of it or ReadFailure
-void read_fully(const TableFile& file, uint64_t offset, std::byte* into, size_t bytes) {
-  size_t got = 0;
-  while (got < bytes) {
-    const ssize_t n = pread(file.fd(), into + got, bytes - got, static_cast<off_t>(offset + got));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw ReadFailure(n < 0 ? errno : 0, file.path(), offset, bytes, got);
-    got += static_cast<size_t>(n);
-  }
+bool same(const FileIdentity& one, const FileIdentity& other) {
+  return one.device == other.device && one.inode == other.inode && one.size == other.size &&
+         one.mtime_ns == other.mtime_ns;
 }
 
 }  // namespace
@@ -53,13 +43,15 @@ struct ResidentTable::Copy {
 };
 
 ResidentTable::ResidentTable(const std::vector<std::string>& paths, std::vector<PlaneSpec> planes,
-                             Kind kind, Poll poll, Options options)
+                             Kind kind, const Poll& poll, Options options,
+                             const Loader::Progress& progress)
     : kind_(kind),
       options_(options),
       forks_(fork_generation()),
-      source_(paths, std::move(planes), /*direct=*/false) {
+      source_(paths, planes, /*direct=*/false) {
   if (kind_ == Kind::kLoaded) {
-    load(poll);
+    Loader loader(paths, std::move(planes), {});
+    load(loader, poll, progress);
     return;
   }
   mappings_.reserve(source_.files.size());
@@ -78,28 +70,49 @@ ResidentTable::~ResidentTable() {
   if (forks_ != fork_generation()) (void)trimmer_.release();
 }
 
-void ResidentTable::load(Poll poll) {
-  for (const TableFile& file : source_.files) {
-    posix_fadvise(file.fd(), 0, 0, POSIX_FADV_SEQUENTIAL);
-  }
+void ResidentTable::load(Loader& loader, const Poll& poll, const Loader::Progress& progress) {
+  uint64_t total = 0;
   for (const Plane& plane : source_.planes) {
-    Pages& pages = loaded_.emplace_back(static_cast<size_t>(plane.num_rows()) * plane.row_bytes(),
-                                        "rowstream table");
-    memory_bytes_ += pages.size();
-    for (const Extent& extent : plane.extents()) {
-      const TableFile& file = source_.files[extent.file];
-      std::byte* into = pages.data() + static_cast<size_t>(extent.first_row) * plane.row_bytes();
-      const size_t bytes = static_cast<size_t>(extent.num_rows) * plane.row_bytes();
-      for (size_t at = 0; at < bytes; at += kLoadBytes) {
-        const size_t part = std::min(kLoadBytes, bytes - at);
-        read_fully(file, extent.offset + at, into + at, part);
-        // the copy is ours now; the page cache need not hold a second one
-        posix_fadvise(file.fd(), static_cast<off_t>(extent.offset + at), static_cast<off_t>(part),
-                      POSIX_FADV_DONTNEED);
-        if (poll()) throw Interrupted();
-      }
+    total += static_cast<uint64_t>(plane.num_rows()) * plane.row_bytes();
+  }
+  uint64_t before = 0;
+  const auto told = [&](uint64_t done, uint64_t) {
+    if (progress) progress(before + done, total);
+  };
+  for (size_t plane = 0; plane < source_.planes.size(); ++plane) {
+    const size_t bytes = static_cast<size_t>(num_rows()) * source_.planes[plane].row_bytes();
+    const auto pages = std::make_shared<Pages>(Pages::huge(bytes, "rowstream table"));
+    try {
+      loader.load(plane, 0, num_rows(), pages->data(), poll, told);
+    } catch (...) {
+      // reads that did not end may still write to it
+      if (loader.stuck()) (void)new std::shared_ptr<Pages>(pages);
+      throw;
+    }
+    memory_bytes_ += pages->size();
+    before += bytes;
+    loaded_.push_back(pages);
+  }
+  // the loader opened the files by their names once more
+  source_.check_unchanged();
+  const std::vector<FileState> read = loader.files();
+  for (size_t file = 0; file < read.size(); ++file) {
+    if (!same(read[file].identity, source_.files[file].identity())) {
+      throw ReadFailure(ESTALE, read[file].path, 0, 0, 0, "file changed since it was opened");
     }
   }
+}
+
+std::shared_ptr<const Pages> ResidentTable::memory() const {
+  if (forks_ != fork_generation()) throw ForkedError("table was opened before fork");
+  const std::shared_lock lock(mutex_);
+  if (closed_) throw ClosedError("table is closed");
+  if (loaded_.size() != 1) {
+    throw std::invalid_argument(kind_ == Kind::kMapped
+                                    ? "a mapped table is not in one piece of memory"
+                                    : "a table of several planes is not in one piece of memory");
+  }
+  return loaded_.front();
 }
 
 std::vector<FileState> ResidentTable::files() const {
@@ -120,7 +133,7 @@ void ResidentTable::check_identities() {
 
 const std::byte* ResidentTable::address(size_t plane, int64_t row) const {
   if (kind_ == Kind::kLoaded) {
-    return loaded_[plane].data() + static_cast<size_t>(row) * source_.planes[plane].row_bytes();
+    return loaded_[plane]->data() + static_cast<size_t>(row) * source_.planes[plane].row_bytes();
   }
   const Location at = source_.planes[plane].locate(row);
   return mappings_[at.file].data() + at.offset;

@@ -107,8 +107,8 @@ void Ring::register_memory(std::span<std::byte> bounce, const std::vector<int>& 
   // ENOMEM here is an ordinary user's locked-memory limit: the ring works
   // unregistered
   const iovec region{bounce.data(), bounce.size()};
-  fixed_buffers_ = register_with(fd_, IORING_REGISTER_BUFFERS, &region, 1) == 0;
-  if (!fixed_buffers_) failed("buffers");
+  fixed_buffers_ = !bounce.empty() && register_with(fd_, IORING_REGISTER_BUFFERS, &region, 1) == 0;
+  if (!fixed_buffers_ && !bounce.empty()) failed("buffers");
   if (!files.empty()) {
     if (register_with(fd_, IORING_REGISTER_FILES, files.data(),
                       static_cast<unsigned>(files.size())) == 0) {

@@ -17,7 +17,6 @@ constexpr auto kHopelessFor = std::chrono::seconds(1);
 constexpr int64_t kHelpAbove = Trimmer::kSlackBytes / 2;
 // what may be mapped between two looks
 constexpr int64_t kLookBytes = Trimmer::kSlackBytes / 8;
-constexpr int64_t kMinRows = 16;
 
 }  // namespace
 
@@ -53,10 +52,12 @@ void Trimmer::look() {
   const int64_t now = file_pages_.bytes();
   // A fault may map the neighbors in the page cache with its page, 64 KiB or a large folio: what
   // the last rows have mapped says how many may pass until the next look.
+  // Fewer of them than before were dropped meanwhile: that says nothing of what rows map.
   const int64_t rows = interval_.load(std::memory_order_relaxed);
-  const int64_t grown = std::max<int64_t>(now - last_look_.exchange(now), 1);
-  const int64_t fitting = rows * kLookBytes / grown;
-  const int64_t next = std::clamp(fitting, kMinRows, int64_t{kMaxRows});
+  const int64_t grown = now - last_look_.exchange(now);
+  int64_t next = rows;
+  if (grown > 0) next = std::clamp(rows * kLookBytes / grown, kMinRows, int64_t{kMaxRows});
+  if (grown == 0) next = std::min(rows * 2, int64_t{kMaxRows});
   interval_.store(next, std::memory_order_relaxed);
   rows_left_.store(next, std::memory_order_relaxed);
 

@@ -42,6 +42,7 @@ class Trimmer {
     }
   }
   static constexpr size_t kMaxRows = 256;
+  static constexpr int64_t kMinRows = 16;
 
   uint64_t budget_bytes() const { return budget_bytes_; }
   // slices dropped, and calls that failed (locked memory)
@@ -70,7 +71,7 @@ class Trimmer {
   std::atomic<int64_t> reference_{0};  // the process's file pages then
   std::atomic<int64_t> rows_left_{0};  // until the next look
   std::atomic<int64_t> last_look_{0};  // the file pages at the last look
-  std::atomic<int64_t> interval_{kMaxRows};
+  std::atomic<int64_t> interval_{kMinRows};
   std::atomic<uint64_t> drops_{0};
   std::atomic<uint64_t> failures_{0};
   std::atomic<int64_t> hopeless_until_ns_{0};

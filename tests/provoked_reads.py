@@ -84,7 +84,7 @@ def absent(folder: Path) -> object:
 
 
 FILE = "<file>: needs <n> bytes at <offset>, got <n>"
-met(f"{FILE}: file ends early (errno 5)", ReadError, failing(Fault(0, 1, result=0)), opened(cut))
+met(f"{FILE}: file ends early (errno 5)", ReadError, failing(Fault(0, 2, result=0)), opened(cut))
 met(f"{FILE}: <reason> (errno <n>)", ReadError, failing(Fault(0, 9, result=-errno.EIO)))
 met(
     f"{FILE}: no answer for <n> s (errno 110)",

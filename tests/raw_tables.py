@@ -40,7 +40,7 @@ class RawTable:
 
     def open(self, kind: str, **options: Any) -> _core.DiskTable | _core.ResidentTable:
         if kind in ("mapped", "loaded"):
-            return _core.ResidentTable(self.paths, self.planes, mapped=kind == "mapped")
+            return _core.ResidentTable(self.paths, self.planes, mapped=kind == "mapped", **options)
         reader, access = kind.split("-")
         return _core.DiskTable(
             self.paths, self.planes, reader=reader, direct=access == "direct", **options

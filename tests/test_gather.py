@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import raw_tables
 from raw_tables import KINDS, RawTable, gather
 
+JOIN_BYTES = 4096
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -143,6 +144,43 @@ def test_shapes_are_checked(kind: str, raw: RawTable) -> None:
 
 
 @every_kind
+def test_gather_rows_knows_the_groups(kind: str, raw: RawTable, rng: np.random.Generator) -> None:
+    table = raw.open(kind, groups=[2, 3])
+    for shape in ((), (0,), (7,), (5,), (4, 5), (5, 4), (2, 3, 5), (2, 0, 5)):
+        ids = np.asarray(rng.integers(-1, raw.num_rows, shape))
+        out = np.full((*shape, 160), 0xEE, np.uint8)
+        assert table.gather_rows(ids, out)
+        assert np.array_equal(out, raw.expected(ids))
+    # a group is found again as a whole, a row that is no part of one by itself
+    if kind in raw_tables.DISK_KINDS:
+        before = table.counters()["duplicate_rows"]
+        table.gather_rows(np.array([[1, 2, 3, 4, 5], [1, 2, 5, 4, 3]]), np.empty((2, 5, 160), "u1"))
+        assert table.counters()["duplicate_rows"] - before == 2
+        table.gather_rows(np.array([[1, 2, 3], [3, 2, 1]]), np.empty((2, 3, 160), "u1"))
+        assert table.counters()["duplicate_rows"] - before == 5
+
+
+@every_kind
+def test_gather_rows_does_nothing_with_other_arrays(kind: str, raw: RawTable) -> None:
+    table = raw.open(kind, groups=[2])
+    ids = np.zeros((4, 2), np.int64)
+    out = np.full((4, 2, 160), 0xEE, np.uint8)
+    read_only = out.copy()
+    read_only.flags.writeable = False
+    for bad_ids in (ids.astype(np.int32), ids.astype("f8"), ids[:, ::-1], ids[:3], [[0, 0]] * 4, 0):
+        assert not table.gather_rows(bad_ids, out)
+    for bad_out in (out.view(np.int8), out[..., :9], out[:, ::-1], read_only, out[0], None):
+        assert not table.gather_rows(ids, bad_out)
+    assert not raw.open(kind).gather_rows(ids, out)
+    assert (out == 0xEE).all()
+    assert table.counters()["gathers"] == 0
+    with pytest.raises(IndexError, match="row id -2 at position 7"):
+        table.gather_rows(np.array([[0, 0]] * 3 + [[0, -2]]), out)
+    with pytest.raises(ValueError, match="no heads"):
+        raw.open(kind, groups=[2, 0])
+
+
+@every_kind
 def test_many_threads(kind: str, raw: RawTable) -> None:
     table = raw.open(kind)
     wrong = []
@@ -183,6 +221,26 @@ def test_duplicate_groups_are_read_once(kind: str, raw: RawTable) -> None:
     assert counters["reads"] <= 16
 
 
+@pytest.mark.parametrize("kind", raw_tables.DISK_KINDS)
+def test_a_large_gather_is_planned_as_a_whole(
+    kind: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    # rows of the same block at both ends of a gather: one read
+    raw = raw_tables.write(tmp_path, rng, row_bytes=(40,), shard_rows=(150_000, 50_000))
+    ids = np.concatenate([np.arange(0, raw.num_rows, 2), np.arange(1, raw.num_rows, 2)])[:, None]
+    table = raw.open(kind)
+    assert np.array_equal(gather(table, ids), raw.expected(ids))
+    size = sum(Path(path).stat().st_size for path in raw.paths)
+    assert table.counters()["read_bytes"] <= 1.02 * size
+    # nothing of its plan is kept
+    assert table.memory_bytes < 24 << 20
+
+
+def slot_bytes(row_bytes: int, block: int, depth: int) -> int:
+    """The longest read: one row's, or several in a part of 4 MiB of an odd number of blocks."""
+    return max((row_bytes + block - 2) // block + 1, ((4 << 20) // depth // block - 1) | 1) * block
+
+
 def spans_of(raw: RawTable, ids: set[int], block: int, limit: int) -> int:
     """How many reads a gather should take, by walking the blocks one by one."""
     wanted = []
@@ -195,7 +253,8 @@ def spans_of(raw: RawTable, ids: set[int], block: int, limit: int) -> int:
     reads = 0
     file, start, end = -1, 0, -1
     for f, a, b in sorted(wanted):
-        if f == file and a <= end and (max(b, end) - start + 1) * block <= limit:
+        near = f == file and (a - end - 1) * block <= JOIN_BYTES
+        if near and (max(b, end) - start + 1) * block <= limit:
             end = max(b, end)
         else:
             reads, file, start, end = reads + 1, f, a, b
@@ -228,6 +287,6 @@ def test_any_layout_any_request(data: st.DataObject, tmp_path: Path) -> None:
     assert np.array_equal(gather(table, ids, groups), raw.expected(ids))
     if kind.endswith("-direct") and len(raw.planes) == 1:
         block = table.files()[0].alignment
-        limit = ((raw.row_bytes + block - 2) // block + 1) * block
+        limit = slot_bytes(raw.row_bytes, block, options["queue_depth"])
         wanted = set(ids[ids >= 0].tolist())
         assert table.counters()["reads"] == spans_of(raw, wanted, block, limit)

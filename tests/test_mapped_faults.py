@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def raw(tmp_path: Path) -> RawTable:
     return raw_tables.write(tmp_path, np.random.default_rng(), shard_rows=(3000, 3000, 1234))
 
 
-def open_mapped(raw: RawTable, **options: bool) -> _core.ResidentTable:
+def open_mapped(raw: RawTable, **options: Any) -> _core.ResidentTable:
     table = _core.ResidentTable(raw.paths, raw.planes, mapped=True, **options)
     # the look at the files is good for a second
     assert np.array_equal(gather(table, GOOD), raw.expected(GOOD))

@@ -136,13 +136,13 @@ def test_a_lookup_does_not_wait_for_the_look_ahead(raw: RawTable) -> None:
 
 
 def test_a_gather_that_overtakes_leaves_nothing_to_read(tmp_path: Path) -> None:
-    # so many rows that few share a block, however they are planned
+    # so many rows that few are read with another one, however they are planned
     raw = raw_tables.write(tmp_path, np.random.default_rng(), shard_rows=(400_000,))
     table, alone = open_ahead(raw, 1 << 20), open_ahead(raw)
     ids = prompt(raw, 3000)
     ticket = table.prefetch(ids.reshape(-1))
-    for first in range(0, 3000, 500):
-        part = ids[first : first + 500]
+    for first in range(0, 3000, 50):
+        part = ids[first : first + 50]
         assert np.array_equal(gather(table, part, GROUPS), raw.expected(part))
         gather(alone, part, GROUPS)
     until(lambda: table.ticket(ticket)[2], seconds=5)

@@ -516,10 +516,11 @@ def test_tmpfs_is_read_by_the_caller_and_row_by_row(in_memory: Path) -> None:
     for file in table.files():
         assert (file.direct, file.alignment) == (False, 1)
         assert file.note == "tmpfs has no device to read directly from"
-    ids = rng.permutation(raw.num_rows)[:512, None]
+    # too far apart to be read at once
+    ids = rng.permutation(np.arange(0, raw.num_rows, 30))[:, None]
     assert np.array_equal(raw_tables.gather(table, ids), raw.expected(ids))
     counters = table.counters()
-    assert (counters["reads"], counters["read_bytes"]) == (512, 512 * 160)
+    assert (counters["reads"], counters["read_bytes"]) == (len(ids), len(ids) * 160)
     for kind in ("uring-direct", "pool-direct"):
         assert np.array_equal(raw_tables.gather(raw.open(kind), ids), raw.expected(ids))
 

@@ -57,6 +57,23 @@ def test_gather_takes_other_integers_and_strides(
 
 
 @every_backend
+@pytest.mark.parametrize("width", [HEADS, 3])
+def test_gather_takes_any_array_of_integers_with_an_out(
+    backend: str, width: int, table: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    ids = np.random.default_rng().integers(-1, len(table), (6, width))
+    odd = np.zeros(ids.nbytes + 1, np.uint8)[1:].view(np.int64).reshape(ids.shape)
+    odd[:] = ids
+    assert not odd.flags.aligned
+    with RowStore.open(tmp_path, backend=backend) as store:
+        for given in (ids, ids.astype(">i8"), ids.astype(np.int8), ids.T.copy().T, odd):
+            out = np.full((6, width, store.row_bytes), 0xEE, np.uint8)
+            assert store.gather(given, out) is out
+            assert np.array_equal(out, expected(table, ids))
+        assert store.stats()["gathers"] == 5
+
+
+@every_backend
 def test_gather_tokens(backend: str, table: NDArray[np.uint8], tmp_path: Path) -> None:
     # rows of the tiny checkpoint's constants, worked out with the published rule
     with RowStore.open(tmp_path, backend=backend) as store:
@@ -146,7 +163,7 @@ def test_stats(table: NDArray[np.uint8], tmp_path: Path) -> None:
     # the third to the fifth token see the same two predecessors
     assert stats["duplicate_rows"] >= 2 * HEADS
     assert 0 < stats["reads"] <= 2 * HEADS
-    assert stats["gather_s"] > 0
+    assert 0 < stats["plan_s"] < stats["gather_s"]
 
 
 def test_backends_say_what_they_are(table: NDArray[np.uint8], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ afterwards.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rowstream import _core
 from rowstream.errors import ManifestError
 from rowstream.manifest import FileIdentity, Manifest
+from rowstream.placement import place
 
 __all__ = [
     "BACKENDS",
@@ -25,13 +26,17 @@ __all__ = [
     "READERS",
     "NativeTable",
     "OpenTable",
+    "Progress",
     "ReadOptions",
+    "open_loader",
     "open_table",
 ]
 
 BACKENDS = ("auto", "disk", "mmap", "pinned")
 READERS = ("auto", "uring", "pool", "inline")
 ON_READ_ERROR = ("raise", "zero-rows")
+Progress = Callable[[int, int], object]  # bytes done, bytes in all
+
 DEFAULT_QUEUE_DEPTH = 128  # where no profile of the device says another
 
 
@@ -44,6 +49,8 @@ class NativeTable(Protocol):
     def gather(
         self, row_ids: NDArray[np.int64], groups: Sequence[int], out: NDArray[np.uint8], /
     ) -> None: ...
+
+    def gather_rows(self, row_ids: object, out: object, /) -> bool: ...
 
     def files(self) -> Sequence[_core.FileState]: ...
 
@@ -87,18 +94,28 @@ class OpenTable:
     queue_depth: int | None  # disk only
 
 
-def open_table(manifest: Manifest, backend: str, options: ReadOptions) -> OpenTable:
+def open_table(
+    manifest: Manifest,
+    backend: str,
+    options: ReadOptions,
+    groups: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> OpenTable:
     """Open the files of a manifest with a backend of BACKENDS.
+
+    `groups` are the rows that are looked up together, if not the manifest's. `progress` is called
+    while a pinned table is read, at most ten times a second and once at the end.
 
     Raises UnavailableError where `reader="uring"` cannot run, ManifestError where a file was
     replaced since its header was read, ReadError where one cannot be opened.
     """
     _check("backend", backend, BACKENDS)
-    paths = [os.fspath(file.path) for file in manifest.files]
-    planes = [
-        (plane.row_bytes, [(e.file, e.offset, e.first_row, e.num_rows) for e in plane.extents])
-        for plane in manifest.planes
-    ]
+    paths, planes = _native_source(manifest)
+    why = "asked for"
+    if backend == "auto" and options.reader != "auto":
+        backend, why = "disk", "a reader was asked for"
+    elif backend == "auto":
+        backend, why = place(manifest)
     opened: OpenTable
     if backend in ("mmap", "pinned"):
         mapped = backend == "mmap"
@@ -108,8 +125,10 @@ def open_table(manifest: Manifest, backend: str, options: ReadOptions) -> OpenTa
             mapped=mapped,
             zero_rows=options.on_read_error == "zero-rows",
             budget_bytes=options.resident_budget_bytes or 0,
+            groups=manifest.groups,
+            progress=progress,
         )
-        opened = OpenTable(resident, backend, "asked for", None, None)
+        opened = OpenTable(resident, backend, why, None, None)
     else:
         disk = _core.DiskTable(
             paths,
@@ -119,31 +138,51 @@ def open_table(manifest: Manifest, backend: str, options: ReadOptions) -> OpenTa
             block=options.block,
             read_timeout_s=options.read_timeout_s,
             zero_rows=options.on_read_error == "zero-rows",
-            group_width=_group_width(manifest),
+            group_width=_group_width(manifest.groups if groups is None else groups),
             cache_bytes=options.cache_bytes,
             lookahead_bytes=options.lookahead_bytes,
-        )
-        asked = (
-            "asked for" if backend == "disk" else "memory stays constant whatever the table's size"
+            groups=manifest.groups,
         )
         notes = sorted({file.note for file in disk.files() if file.note})
-        reason = "; ".join([asked, f"{disk.reader}: {disk.reader_note}", *notes])
+        reason = "; ".join([why, f"{disk.reader}: {disk.reader_note}", *notes])
         opened = OpenTable(disk, "disk", reason, disk.reader, disk.queue_depth)
-    _check_identity(manifest, opened.native)
+    try:
+        _check_identity(manifest, opened.native.files())
+    except ManifestError:
+        opened.native.close()
+        raise
     return opened
 
 
-def _group_width(manifest: Manifest) -> int:
+def open_loader(manifest: Manifest) -> _core.Loader:
+    """Open the files of a manifest to read runs of rows in bulk; raises as `open_table`."""
+    loader = _core.Loader(*_native_source(manifest))
+    _check_identity(manifest, loader.files())
+    return loader
+
+
+def _native_source(
+    manifest: Manifest,
+) -> tuple[list[str], list[tuple[int, list[tuple[int, int, int, int]]]]]:
+    """Return paths and planes as the core takes them."""
+    paths = [os.fspath(file.path) for file in manifest.files]
+    planes = [
+        (plane.row_bytes, [(e.file, e.offset, e.first_row, e.num_rows) for e in plane.extents])
+        for plane in manifest.planes
+    ]
+    return paths, planes
+
+
+def _group_width(groups: Sequence[int]) -> int:
     """Return the rows of an n-gram, or 0 where groups differ and nothing is kept by n-gram."""
-    widths = set(manifest.groups)
+    widths = set(groups)
     return widths.pop() if len(widths) == 1 else 0
 
 
-def _check_identity(manifest: Manifest, native: NativeTable) -> None:
-    for file, entry in zip(manifest.files, native.files(), strict=True):
+def _check_identity(manifest: Manifest, states: Sequence[_core.FileState]) -> None:
+    for file, entry in zip(manifest.files, states, strict=True):
         found = FileIdentity(*entry.identity)
         if found != file.identity:
-            native.close()
             raise ManifestError.mismatch(
                 "identity", file.identity, found, file=os.path.basename(file.path)
             )

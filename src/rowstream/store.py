@@ -17,10 +17,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rowstream import _core, catalog, codecs
-from rowstream.backends import DEFAULT_QUEUE_DEPTH, ReadOptions, open_table
+from rowstream.arrays import integers, output, vector
+from rowstream.backends import DEFAULT_QUEUE_DEPTH, NativeTable, Progress, ReadOptions, open_table
 from rowstream.errors import UnavailableError
 from rowstream.manifest import Manifest
 from rowstream.prefetch import Ticket
+from rowstream.sharding import OwnedRows, Shard
 
 if TYPE_CHECKING:
     from rowstream.profile import DeviceProfile
@@ -30,7 +32,6 @@ __all__ = ["RowStore", "Run"]
 # the ngram_size - 1 ids before the tokens (None: the start of a sequence), and the tokens
 Run = tuple[ArrayLike | None, ArrayLike]
 
-_INT64 = np.dtype(np.int64)
 _log = logging.getLogger(__name__)
 
 
@@ -50,6 +51,8 @@ class RowStore:
         lookahead_bytes: int = 32 << 20,
         resident_budget_bytes: int | None = None,
         profile: DeviceProfile | None = None,
+        shard: Shard | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Open the table that a manifest describes; see `open` for the arguments."""
         self.manifest = manifest
@@ -65,13 +68,17 @@ class RowStore:
             resident_budget_bytes,
             0 if profile is None else profile.block,
         )
-        self._table = open_table(manifest, backend, self._options)
+        self.shard = shard or Shard()
+        self.owned = OwnedRows(self.shard, manifest.num_rows, manifest.groups)
+        self._table = open_table(
+            manifest, backend, self._options, self.owned.lookup_groups, progress
+        )
         self._zeroed_rows = 0
         self._hash = _native_hash(manifest)
+        self._shared = self.shard.world > 1
+        self._zeroes = on_read_error == "zero-rows"
         # looked up once: for one token the way through Python is a tenth of the wait
-        self._row_bytes = manifest.row_bytes
-        self._heads = manifest.heads
-        self._groups = manifest.groups
+        self._gather_rows = self._table.native.gather_rows
         _log.info("%s: backend %s (%s)", manifest.name, self.backend, self.reason)
 
     @classmethod
@@ -90,6 +97,10 @@ class RowStore:
         lookahead_bytes: int = 32 << 20,
         resident_budget_bytes: int | None = None,
         profile: DeviceProfile | None = None,
+        rank: int = 0,
+        world: int = 1,
+        shard_by: str = "heads",
+        progress: Progress | None = None,
     ) -> RowStore:
         """Open a table of the checkpoint at `path`, a folder, file or id in the local hub cache.
 
@@ -101,8 +112,12 @@ class RowStore:
         `profile` chose; `read_timeout_s` the seconds without any answer after which a gather fails;
         `cache_bytes` the memory for rows read before; `lookahead_bytes` that for rows of
         `prefetch`. For mmap: `resident_budget_bytes` of mapped pages; more are dropped, at most
-        64 MiB late, and come back from the page cache. Nothing is measured here, see
-        `DeviceProfile.measure`. Raises ManifestError, ReadError, UnavailableError, ValueError.
+        64 MiB late, and come back from the page cache. For pinned: `progress` is called with bytes
+        done and bytes in all while the table is read, at most ten times a second and once at the
+        end. Of several ranks that add up what they gather, `rank` of `world` reads what it owns of
+        `shard_by` "heads" or "rows", see `Shard`; the rows of others are zeroes. Nothing is
+        measured here, see `DeviceProfile.measure`.
+        Raises ManifestError, ReadError, UnavailableError, ValueError.
         """
         return cls(
             _choose(catalog.tables(path, table_paths=table_paths), table),
@@ -115,6 +130,8 @@ class RowStore:
             lookahead_bytes=lookahead_bytes,
             resident_budget_bytes=resident_budget_bytes,
             profile=profile,
+            shard=Shard(rank, world, shard_by),
+            progress=progress,
         )
 
     @property
@@ -126,6 +143,11 @@ class RowStore:
     def reason(self) -> str:
         """Why the backend and its reader are the ones they are."""
         return self._table.reason
+
+    @property
+    def native(self) -> NativeTable:
+        """The core's table, for what links it to a device."""
+        return self._table.native
 
     @property
     def num_rows(self) -> int:
@@ -155,15 +177,14 @@ class RowStore:
         zeroes. An id outside [-1, num_rows) raises IndexError before anything is read; a failed
         read raises ReadError and leaves `out` undefined.
         """
-        ids = _integers(row_ids, "row_ids")
-        shape, row_bytes = ids.shape, self._row_bytes
-        out = self._checked_out(out, (*shape, row_bytes))
-        by_token = len(shape) > 0 and shape[-1] == self._heads
-        heads, groups = (self._heads, self._groups) if by_token else (1, (1,))
-        tokens = ids.size // heads
-        flat = ids.reshape(tokens, heads)
-        self._table.native.gather(flat, groups, out.reshape(tokens, heads, row_bytes))
-        if self._options.on_read_error == "zero-rows":
+        if out is None or self._shared or not self._gather_rows(row_ids, out):
+            ids = integers(row_ids, "row_ids")
+            out = output(out, (*ids.shape, self.manifest.row_bytes))
+            if self._shared:
+                self.owned.gather(self._table.native.gather, ids, out)
+            else:
+                self._gather_rows(ids if ids.flags.aligned else ids.copy(), out)
+        if self._zeroes:
             self._log_zeroed_rows()
         return out
 
@@ -188,10 +209,12 @@ class RowStore:
         read ahead. See `gather_tokens` for runs.
         """
         native = self._table.native
-        ids = [self.row_ids(context, tokens).reshape(-1) for context, tokens in runs]
+        ids = [self.row_ids(context, tokens) for context, tokens in runs]
+        if self._shared:
+            ids = [self.owned.select(of_run) for of_run in ids]
         if not ids or not isinstance(native, _core.DiskTable):
             return Ticket(None, 0)
-        return Ticket(native, native.prefetch(np.concatenate(ids)))
+        return Ticket(native, native.prefetch(np.concatenate(ids).reshape(-1)))
 
     def row_ids(self, context: ArrayLike | None, tokens: ArrayLike) -> NDArray[np.int64]:
         """Return the row ids int64 [len(tokens), heads] of one run; see `gather_tokens`."""
@@ -204,8 +227,8 @@ class RowStore:
         if context is None:
             before = np.full(constants.ngram_size - 1, constants.eos, np.int64)
         else:
-            before = _vector(context, "context")
-        ids = _vector(tokens, "tokens")
+            before = vector(context, "context")
+        ids = vector(tokens, "tokens")
         rows = np.empty((len(ids), self.heads), np.int64)
         self._hash.rows(before, ids, rows)
         return rows
@@ -222,8 +245,9 @@ class RowStore:
         `memory_bytes` is all that the store holds (scratch, bounce, rings, a pinned table); pages
         of a mapped table belong to the page cache. `reads` are the reads issued, `duplicate_rows`
         the rows that another row of the same gather served, `gather_s` the seconds spent in
-        gathers. Of "mmap": `mapped_bytes`; `resident_bytes`, asked of the kernel in milliseconds;
-        `faults` that were caught; `drops` of slices to stay under the budget; `advise_failures`.
+        gathers, `plan_s` those of them until the reads were known. Of "mmap": `mapped_bytes`;
+        `resident_bytes`, asked of the kernel in milliseconds; `faults` that were caught; `drops` of
+        slices to stay under the budget; `advise_failures`.
         """
         native = self._table.native
         counters = native.counters()
@@ -238,9 +262,12 @@ class RowStore:
             "reader": self._table.reader,
             "queue_depth": self._table.queue_depth,
             "reason": self.reason,
+            "rank": self.shard.rank,
+            "world": self.shard.world,
             "on_read_error": self._options.on_read_error,
             "memory_bytes": native.memory_bytes,
             "gather_s": counters.pop("gather_ns") * 1e-9,
+            "plan_s": counters.pop("plan_ns") * 1e-9,
             **counters,
         }
 
@@ -276,19 +303,6 @@ class RowStore:
             )
             self._zeroed_rows = total
 
-    def _checked_out(
-        self, out: NDArray[np.uint8] | None, shape: tuple[int, ...]
-    ) -> NDArray[np.uint8]:
-        if out is None:
-            return np.empty(shape, np.uint8)
-        if not isinstance(out, np.ndarray) or out.dtype != np.uint8:
-            raise TypeError(f"out needs a uint8 array, got {getattr(out, 'dtype', type(out))}")
-        if out.shape != shape:
-            raise ValueError(f"out needs shape {shape}, got {out.shape}")
-        if not (out.flags.c_contiguous and out.flags.writeable):
-            raise ValueError("out needs to be writable and C-contiguous")
-        return out
-
 
 def _choose(manifests: Sequence[Manifest], table: str | None) -> Manifest:
     names = [manifest.name for manifest in manifests]
@@ -314,21 +328,3 @@ def _native_hash(manifest: Manifest) -> _core.NgramHash | None:
         sizes=constants.sizes,
         offsets=constants.offsets,
     )
-
-
-def _integers(values: ArrayLike, name: str) -> NDArray[np.int64]:
-    if type(values) is np.ndarray and values.dtype == _INT64 and values.flags.c_contiguous:
-        return values
-    ids = np.asarray(values)
-    if ids.size == 0 and not isinstance(values, np.ndarray):
-        ids = ids.astype(np.int64)  # an empty list has no type of its own
-    if ids.dtype.kind not in "iu" or not np.can_cast(ids.dtype, np.int64):
-        raise TypeError(f"{name} need integers that fit int64, got {ids.dtype}")
-    return np.ascontiguousarray(ids, np.int64).reshape(ids.shape)
-
-
-def _vector(values: ArrayLike, name: str) -> NDArray[np.int64]:
-    ids = _integers(values, name)
-    if ids.ndim != 1:
-        raise ValueError(f"{name} need one axis, got {ids.ndim}")
-    return ids

@@ -50,6 +50,10 @@ class Progress:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Leave the line as if nothing had been drawn."""
         if self._drawn is not None:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

@@ -1,21 +1,20 @@
 """Measures gathers beside FreeToken's row store: python benchmarks/freetoken.py --dir FOLDER.
 
-A peer that may be absent: `pip install --no-deps --target build/bench/freetoken freetoken`, with
-torch installed. On the disk: rows per second and CPU per row, on rows not read before. On a file
-of holes and one core, where the medium is never the limit: time per row.
+A peer that may be absent: `pip install --no-deps --target build/bench/freetoken freetoken`, or its
+wheel in a folder, with torch installed. On the disk: rows per second and CPU per row, on rows not
+read before. On a file of holes and one core, where the medium is never the limit: time per row.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import os
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -24,14 +23,14 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cache import holes_at
 from benchmarks.device import Device
-from benchmarks.reader import Measure, table_at, verdict, write_results
+from benchmarks.measure import at_least, at_most, compare, finish, options, turn_of
+from benchmarks.places import holes_at, table_at
 from benchmarks.spans import unique_rows
 
 from rowstream import Manifest, RowStore, tables
 
-_ROOT = Path(__file__).resolve().parents[1]
+_PLACE = Path(__file__).resolve().parents[1] / "build" / "bench" / "freetoken"
 _DEPTH = 128
 
 
@@ -39,13 +38,17 @@ class PeerMissing(RuntimeError):
     """FreeToken's row store cannot be loaded here; the text says why."""
 
 
-def load_peer() -> ModuleType:
-    """Return the extension module of FreeToken, without the rest of the package."""
+def load_peer(place: Path = _PLACE) -> ModuleType:
+    """Return the extension module of FreeToken, without the rest of the package.
+
+    `place` holds the package or its wheel.
+    """
     try:
         importlib.import_module("torch")  # it links to its libraries
     except ImportError as failure:
         raise PeerMissing("FreeToken needs torch, which is not installed") from failure
-    places = [_ROOT / "build" / "bench" / "freetoken", *map(Path, sys.path)]
+    unpack(place)
+    places = [place, _PLACE, *map(Path, sys.path)]
     suffix = f"cpython-{sys.version_info.major}{sys.version_info.minor}-*.so"
     for place in places:
         for path in sorted(place.glob(f"freetoken/kernel/_row_store.{suffix}")):
@@ -59,16 +62,25 @@ def load_peer() -> ModuleType:
                 raise PeerMissing(f"{path}: {failure}") from failure
             return module
     raise PeerMissing(
-        "FreeToken is not installed: pip install --no-deps --target build/bench/freetoken freetoken"
+        f"FreeToken for this Python is not in {place}: "
+        f"pip install --no-deps --target {_PLACE} freetoken"
     )
+
+
+def unpack(place: Path) -> None:
+    """Take the extension modules out of wheels at a place."""
+    for path in sorted(place.glob("freetoken-*.whl")):
+        with zipfile.ZipFile(path) as wheel:
+            for name in wheel.namelist():
+                if name.startswith("freetoken/kernel/_row_store.") and name.endswith(".so"):
+                    wheel.extract(name, _PLACE)
 
 
 class Peer:
     """FreeToken's row store over the files of a manifest."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        """Open it. Raises PeerMissing where it is not here or cannot have this layout."""
-        module = load_peer()
+    def __init__(self, manifest: Manifest, module: ModuleType) -> None:
+        """Open it. Raises PeerMissing where it cannot have this layout."""
         (plane,) = manifest.planes
         lengths = {extent.num_rows for extent in plane.extents}
         if len(lengths) != 1:
@@ -97,11 +109,11 @@ class Peer:
 class Contest:
     """Both over one table, on rows that neither read before."""
 
-    def __init__(self, folder: Path, device: Device | None) -> None:
+    def __init__(self, folder: Path, module: ModuleType, device: Device | None) -> None:
         (self.manifest,) = tables(folder)
         self.device = device
         self.store = RowStore(self.manifest, backend="disk", queue_depth=_DEPTH)
-        self.peer = Peer(self.manifest)
+        self.peer = Peer(self.manifest, module)
         self._random = np.random.default_rng()
 
     def run(self, rows: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
@@ -117,20 +129,20 @@ class Contest:
         for arm in gathers:  # rings and pages of memory are there after a first turn
             gathers[arm](self._rows(rows))
         for turn in range(rounds):
-            arms = list(gathers)
-            arms = arms[turn % 3 :] + arms[: turn % 3]
-            for arm in arms if turn % 2 == 0 else arms[::-1]:
+            for arm in turn_of(list(gathers), turn):
                 # the same rows again would come from a cache below the device
                 ids = self._rows(rows)
                 before = self.device.reads() if self.device else 0
+                issued = self._issued()
                 cpu, began = time.process_time_ns(), time.perf_counter_ns()
                 gathers[arm](ids)
                 elapsed_ns = time.perf_counter_ns() - began
                 cpu_us[arm].append((time.process_time_ns() - cpu) / 1000 / rows)
                 rates[arm].append(rows / elapsed_ns * 1e9)
                 if self.device:
-                    # of that many random rows few share a block
-                    self.device.check(before, int(0.97 * rows))
+                    # how many the peer does is its own affair; few random rows share a block
+                    ours = self._issued() - issued
+                    self.device.check(before, ours if arm == "ours" else int(0.97 * rows))
         same = self._rows(min(rows, 65_536))
         gathers["ours"](same) if rows == len(same) else self.store.gather(
             same, outs[0][: len(same)]
@@ -140,72 +152,40 @@ class Contest:
             raise RuntimeError("both gathered different bytes: no report")
         return rates, cpu_us
 
+    def _issued(self) -> int:
+        return int(self.store.stats()["reads"])
+
     def _rows(self, count: int) -> NDArray[np.int64]:
         return unique_rows(self._random, self.manifest.num_rows, count)
 
 
-def paired(
-    name: str,
-    rows: int,
-    values: dict[str, list[float]],
-    unit: str,
-    *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> Measure:
-    """Make a line of medians of pairs."""
-    pairs = list(zip(values["peer"], values["peer again"], strict=True))
-    both = [(one + other) / 2 for one, other in pairs]
-    ratio = median(ours / theirs for ours, theirs in zip(values["ours"], both, strict=True))
-    aa = median(other / one for one, other in pairs)
-    judged = verdict(ratio, aa, at_least, at_most)
-    return Measure(
-        name, rows, _DEPTH, median(values["ours"]), median(both), ratio, aa, unit, judged
-    )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--dir", type=Path, default=_ROOT / "build" / "bench", help="where the tables are or go")
-    add("--gib", type=float, default=8.0, help="size of the tables (default 8)")
-    add("--rounds", type=int, default=11, help="turns of each (default 11)")
-    add("--machine", help="name of the results (default: processors, kernel, device)")
-    add("--no-results", action="store_true", help="print only")
+    parser = options(__doc__, rounds=11)
+    parser.add_argument("--freetoken", type=Path, default=_PLACE, help="its package or wheel")
     arguments = parser.parse_args()
     try:
-        load_peer()
+        module = load_peer(arguments.freetoken)
+        folder = table_at(arguments.dir, arguments.gib)
+        device = Device(folder / "config.json")
+        contest = Contest(folder, module, device)
     except PeerMissing as reason:
         print(f"skipped: {reason}")
         return
-    folder = table_at(arguments.dir, arguments.gib)
-    device = Device(folder / "config.json")
-    load = os.getloadavg()
-    contest = Contest(folder, device)
     print(f"FreeToken reads with {contest.peer.how}")
     rates, cpu_us = contest.run(65_536, arguments.rounds)
     found = [
-        paired("disk, rows/s / FreeToken", 65_536, rates, "1/s", at_least=1.1),
-        paired("disk, CPU / FreeToken", 65_536, cpu_us, "us/row", at_most=0.8),
+        compare("disk, rows/s / FreeToken", 65_536, _DEPTH, rates, "rows/s", at_least(1.1)),
+        compare("disk, CPU / FreeToken", 65_536, _DEPTH, cpu_us, "us/row", at_most(0.8)),
     ]
     contest.store.close()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    contest = Contest(holes_at(arguments.dir, arguments.gib), None)
+    contest = Contest(holes_at(arguments.dir, arguments.gib), module, None)
     for rows, bound in ((65_536, 1.2), (1_048_576, 1.8)):
         rates, cpu_us = contest.run(rows, arguments.rounds)
         name = "holes on one core, rows/s / FreeToken"
-        found.append(paired(name, rows, rates, "1/s", at_least=bound))
-        found.append(paired("holes on one core, CPU / FreeToken", rows, cpu_us, "us/row"))
-    for m in found:
-        print(
-            f"{m.measure:40}{m.rows:9}{m.ours:10.5g}{m.peer:10.5g}{m.ratio:8.3f}{m.aa:8.3f}  "
-            f"{m.unit}, {m.verdict}"
-        )
-    print(f"load average {load[0]:.2f} before, {os.getloadavg()[0]:.2f} after")
-    if not arguments.no_results:
-        name = f"freetoken-{arguments.machine or device.machine()}.csv"
-        write_results(_ROOT / "benchmarks" / "results" / name, found)
-        print(f"written to {name}")
+        found.append(compare(name, rows, _DEPTH, rates, "rows/s", at_least(bound)))
+        found.append(compare("holes on one core, CPU / FreeToken", rows, _DEPTH, cpu_us, "us/row"))
+    finish("freetoken", found, arguments, device.machine())
 
 
 if __name__ == "__main__":

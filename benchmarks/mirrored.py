@@ -81,6 +81,20 @@ class MirroredStore:
         self._misses.append(self._counted() - before)
         return elapsed_ns
 
+    def fill(self, tokens: int, chunk: int) -> int:
+        """Read whole documents from the start of the text, at least so many tokens, in chunks."""
+        for first, last in self.trace.chunks(chunk):
+            if first >= tokens and first in self.trace.corpus.starts:
+                return first
+            self.gather([(first, last)])
+        return len(self.trace.keys)
+
+    def full(self) -> float:
+        """Return how much of the cache holds groups, 1 for all of it."""
+        stats = self.store.stats()
+        entries = groups_of_a_shard(stats["cache_bytes"], self.store.row_bytes)
+        return float(stats["cache_groups"]) / (entries * _SHARDS)
+
     def check(self) -> None:
         """Simulate all gathers so far; raise RuntimeError unless every count is the same."""
         stats = self.store.stats()

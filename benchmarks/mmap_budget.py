@@ -6,15 +6,13 @@ gathers with and without advice; what advice and the budget cost when every row 
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
+import math
 import mmap
 import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
 
@@ -24,10 +22,11 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.device import Device
+from benchmarks.measure import Measure, at_most, finish, judged, options
+from benchmarks.places import table_at
 
 from rowstream import Manifest, RowStore, tables
 
-_ROOT = Path(__file__).resolve().parents[1]
 _SLACK_BYTES = 64 << 20
 _MIB = 1 << 20
 
@@ -47,17 +46,6 @@ while not select.select([sys.stdin], [], [], 0)[0]:
     most, samples = max(most, total), samples + 1
 print(json.dumps([most, samples, total]))
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One line of the results."""
-
-    measure: str
-    rows: int
-    value: float
-    unit: str
-    note: str
 
 
 class Sampler:
@@ -110,6 +98,8 @@ def budget(manifest: Manifest, folder: Path, budget_bytes: int, gathers: int) ->
     """Gather with and without a budget from a table that is all in the page cache."""
     read_all(manifest)
     found = []
+    means: list[float] = []
+    limit_mib = (budget_bytes + _SLACK_BYTES) / _MIB
     for limit in (None, budget_bytes):
         name = "without a budget" if limit is None else f"budget {limit // _MIB} MiB"
         with RowStore(manifest, backend="mmap", resident_budget_bytes=limit) as store:
@@ -117,16 +107,18 @@ def budget(manifest: Manifest, folder: Path, budget_bytes: int, gathers: int) ->
             mean, taken = token_rate(store, gathers)
             most, samples, _ = sampler.stop()
             stats = store.stats()
-        heads = manifest.heads
-        note = f"{samples} samples, {stats['drops']} slices, {stats['advise_failures']} failures"
-        if limit is not None:
-            met = most <= limit + _SLACK_BYTES
-            note += f", {'met' if met else 'missed'} (<= {(limit + _SLACK_BYTES) // _MIB} MiB)"
-        p99 = float(np.percentile(taken, 99)) / 1000
-        found += [
-            Measure(f"{gathers} gathers, {name}: most resident", heads, most / _MIB, "MiB", note),
-            Measure(f"{gathers} gathers, {name}: mean", heads, mean, "us/gather", f"p99 {p99:.1f}"),
-        ]
+        print(
+            f"{name}: {mean:.1f} us a gather, p99 {np.percentile(taken, 99) / 1000:.1f}; at most "
+            f"{most / _MIB:.1f} MiB resident in {samples} samples, {stats['drops']} slices, "
+            f"{stats['advise_failures']} failures"
+        )
+        means.append(mean)
+    most_mib, heads = most / _MIB, manifest.heads
+    name = f"{gathers} gathers, budget {budget_bytes // _MIB} MiB: most resident"
+    line = Measure(name, heads, 0, most_mib, limit_mib, most_mib / limit_mib, math.nan, "MiB")
+    found.append(judged(line, at_most(limit_mib, "MiB")))
+    found.append(Measure("mean of a gather, with a budget / without", heads, 0, means[1], means[0],
+                         means[1] / means[0], math.nan, "us"))  # fmt: skip
     return found
 
 
@@ -181,45 +173,29 @@ def cold(manifest: Manifest, rows: int, rounds: int) -> list[Measure]:
                     kept[arm].append(time.perf_counter() - began)
                 del plain
             device.check(before, int(rows * 0.9))
-    times = {arm: median(taken) for arm, taken in seconds.items()}
-    again = {arm: median(taken) for arm, taken in warm.items()}
-    ratio = times["plain mmap"] / times["gather"]
-    return [
-        Measure("cold gather, fault by fault", rows, times["plain mmap"] * 1e3, "ms", ""),
-        Measure("cold gather, advised", rows, times["gather"] * 1e3, "ms", f"{ratio:.1f}x faster"),
-        Measure("again, fault by fault", rows, again["plain mmap"] * 1e3, "ms", "NumPy"),
-        Measure("again, advised", rows, again["gather"] * 1e3, "ms", ""),
-    ]
+    found = []
+    for name, kept in (("cold gather", seconds), ("again", warm)):
+        ours, theirs = (median(kept[arm]) * 1e3 for arm in ("gather", "plain mmap"))
+        found.append(Measure(f"{name}, advised / fault by fault", rows, 0, ours, theirs,
+                             ours / theirs, math.nan, "ms"))  # fmt: skip
+    return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dir", type=Path, required=True, help="a checkpoint of real data")
-    parser.add_argument("--budget-mib", type=int, default=64)
-    parser.add_argument("--gathers", type=int, default=100_000)
-    parser.add_argument("--rows", type=int, nargs="*", default=[16, 65_536])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results")
+def main() -> None:
+    parser = options(__doc__, rounds=3)
+    add = parser.add_argument
+    add("--budget-mib", type=int, default=64)
+    add("--gathers", type=int, default=100_000)
+    add("--rows", type=int, nargs="*", default=[16, 65_536], help="of cold gathers")
     arguments = parser.parse_args()
-    (manifest,) = tables(arguments.dir)
+    (manifest,) = tables(table_at(arguments.dir, arguments.gib))
     folder = manifest.root.resolve()
     found = []
     for rows in arguments.rows:
         found += cold(manifest, rows, arguments.rounds)
     found += budget(manifest, folder, arguments.budget_mib * _MIB, arguments.gathers)
-    machine = Device(manifest.files[0].path).machine()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / f"mmap-{machine}.csv"
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([field.name for field in fields(Measure)])
-        for line in found:
-            row = [line.measure, line.rows, f"{line.value:.5g}", line.unit, line.note]
-            writer.writerow(row)
-            print(*row, sep="  ")
-    print(path)
-    return 0
+    finish("mmap", found, arguments, Device(manifest.files[0].path).machine())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,10 +6,13 @@ of a group's sizes is beyond 64 bits, different mixes need different groups.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+from benchmarks.spans import PIECE_ROWS
 from benchmarks.text import Corpus
 from numpy.typing import NDArray
 
@@ -17,7 +20,8 @@ from rowstream.hashing import NgramConstants, layer_constants, ngram_row_ids
 
 __all__ = ["PIECE_TOKENS", "Trace", "gather_ends", "group_hashes", "released_constants"]
 
-PIECE_TOKENS = 8192  # a larger gather is planned in pieces of so many tokens, of 16 heads
+PIECE_TOKENS = PIECE_ROWS // 16  # a larger gather is planned in pieces of so many tokens
+_KEPT = Path(__file__).resolve().parents[1] / "build" / "bench" / "trace"
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -87,6 +91,26 @@ class Trace:
             ids = mix[:, None] % sizes + np.array(constants.offsets[heads], np.int64)
             hashes[of_order] = group_hashes(ids)
         return cls(corpus, constants, keys.reshape(-1, 2).astype(np.uint32), hashes)
+
+    @classmethod
+    def kept(cls, corpus: Corpus, constants: NgramConstants) -> Trace:
+        """Return the trace as it was numbered before, or number it and keep it."""
+        name = hashlib.sha256(f"{corpus.digest} {constants}".encode()).hexdigest()[:12]
+        keys, hashes = (_KEPT / f"{part}-{name}.npy" for part in ("keys", "hashes"))
+        if not (keys.exists() and hashes.exists()):
+            made = cls.of(corpus, constants)
+            _KEPT.mkdir(parents=True, exist_ok=True)
+            np.save(keys, made.keys)
+            np.save(hashes, made.hashes)
+        return cls(corpus, constants, np.load(keys), np.load(hashes))
+
+    def documents(self, after: int, tokens: int, count: int) -> list[int]:
+        """Return the first tokens of documents of some length that begin after a token."""
+        starts = self.corpus.starts
+        long = np.flatnonzero((np.diff(starts) >= tokens) & (starts[:-1] >= after))
+        if len(long) < count:
+            raise RuntimeError(f"{count} documents of {tokens} tokens needed, {len(long)} are left")
+        return [int(starts[index]) for index in long[:count]]
 
     def flat(self, first: int, last: int) -> NDArray[np.uint32]:
         """Return the keys of tokens of the corpus, one after the other."""

@@ -1,10 +1,12 @@
 """Draws the results of the benchmarks into docs/plots: python benchmarks/plots.py.
 
-Needs matplotlib. Each picture comes from one CSV file of benchmarks/results and is named after it.
+Needs matplotlib. Each picture comes from one CSV file of benchmarks/results and is named after it;
+what is there is drawn.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import importlib
 import re
@@ -48,6 +50,30 @@ def cache(axes: Any, lines: Lines) -> None:
     _over_budget(axes, "16K chunks, second half of the text")
 
 
+def lanes(axes: Any, lines: Lines) -> None:
+    """Draw reads of a token and the wait for a step over the lanes, with and without a cache."""
+    reads = [line for line in lines if line["unit"] == "reads/token"]
+    steps = [line for line in lines if line["unit"] == "us"]
+
+    def counts(some: Lines) -> list[int]:
+        return [int(line["measure"].split()[0]) for line in some]
+
+    if steps:
+        for arm, label in (("ours", "256 MiB cache"), ("peer", "no cache")):
+            waits = [float(line[arm]) for line in steps]
+            axes.plot(counts(steps), waits, marker="o", label=f"step p50, us, {label}")
+        axes.set_yscale("log")
+        axes.set_ylabel("wait for a step, us")
+    beside = axes.twinx()
+    values = [float(line["ours"]) for line in reads]
+    beside.plot(counts(reads), values, "k.--", label="reads per token")
+    beside.set_ylim(0, 16)
+    beside.set_ylabel("device reads per token, of 16")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("lanes")
+    axes.figure.legend(loc="lower center", bbox_to_anchor=(0.5, 0.9), ncol=3, fontsize="small")
+
+
 def _over_budget(axes: Any, title: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xlabel("cache, MiB")
@@ -60,11 +86,13 @@ def _over_budget(axes: Any, title: str) -> None:
 
 def ratios(axes: Any, lines: Lines) -> None:
     """Draw each measure's ratio, and how far the peer was from itself."""
+    # counts and what has no peer are not ratios
+    lines = [line for line in lines if line["ratio"] != "nan"]
     names = [
         f"{line['measure']} ({int(line['rows']):,} rows, depth {line['depth']})" for line in lines
     ]
     places = range(len(lines), 0, -1)
-    colors = ["#999999" if line["verdict"] == "unmeasured" else "#1f77b4" for line in lines]
+    colors = ["#999999" if abs(float(line["aa"]) - 1) > 0.03 else "#1f77b4" for line in lines]
     axes.barh(places, [float(line["ratio"]) for line in lines], color=colors, height=0.6)
     axes.plot(
         [float(line["aa"]) for line in lines], places, "k|", markersize=12, label="peer / peer"
@@ -79,32 +107,45 @@ _DRAWN: dict[str, Callable[[Any, Lines], None]] = {
     "policies": policies,
     "cache-curve": cache,
     "cache-decode": ratios,
+    "decode": ratios,
+    "lanes": lanes,
     "reader": ratios,
+    "large": ratios,
+    "tmpfs": ratios,
+    "mmap": ratios,
     "lookahead": ratios,
     "freetoken": ratios,
 }
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=_RESULTS, help="folder of CSV files")
+    parser.add_argument("--plots", type=Path, default=_PLOTS, help="where the pictures go")
+    arguments = parser.parse_args()
     matplotlib = importlib.import_module("matplotlib")
     matplotlib.use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
-    _PLOTS.mkdir(parents=True, exist_ok=True)
-    for path in sorted(_RESULTS.glob("*.csv")):
+    arguments.plots.mkdir(parents=True, exist_ok=True)
+    for path in sorted(arguments.results.glob("*.csv")):
         draws = [draw for name, draw in _DRAWN.items() if path.stem.startswith(f"{name}-")]
         if not draws:
             continue
         draw = draws[0]
+        print(f"{path.name}: ", end="")
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file))
+        if not lines or not {"ratio", "policy"} & set(lines[0]):
+            print("nothing to draw")  # as another version wrote it
+            continue
         height = 4.0 if draw is not ratios else 1.2 + 0.35 * len(lines)
         figure, axes = pyplot.subplots(figsize=(7.0, height))
         draw(axes, lines)
-        place = _PLOTS / f"{path.stem}.png"
+        place = arguments.plots / f"{path.stem}.png"
         # without a date and version the same results give the same file
         figure.savefig(place, dpi=80, bbox_inches="tight", metadata={"Software": None})
         pyplot.close(figure)
-        print(f"{place.relative_to(_ROOT)}: {place.stat().st_size} bytes")
+        print(f"{place}: {place.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

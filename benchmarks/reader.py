@@ -1,18 +1,14 @@
 """Measures gathers from disk against a bare ring and fio: python benchmarks/reader.py --dir FOLDER.
 
 Everything runs in turn in one process on rows not read before, and each baseline also against
-itself: where that ratio (aa) is outside 0.97 to 1.03, the machine was too busy for a verdict.
+itself.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
 
@@ -22,44 +18,27 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.device import Device
+from benchmarks.measure import (
+    Measure,
+    at_least,
+    at_most,
+    compare,
+    finish,
+    judged,
+    one_of_each,
+    options,
+    turn_of,
+)
 from benchmarks.peers import FioMissing, RawRing, need_fio, run_fio
+from benchmarks.places import table_at
 from benchmarks.spans import RowSpans, Spans, direct_alignment, unique_rows
 
 from rowstream import RowStore, tables
-from rowstream.synth import Recipe, write_checkpoint
+from rowstream.synth import Recipe
 
-_ROOT = Path(__file__).resolve().parents[1]
-_AA = (0.97, 1.03)
-_PERCENTILES = (50, 95, 99)
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One line of the results: ratio is ours / peer, aa the peer against itself.
-
-    The peer takes two turns for each of ours; it is compared by the mean of the two.
-    """
-
-    measure: str
-    rows: int
-    depth: int
-    ours: float
-    peer: float
-    ratio: float
-    aa: float
-    unit: str
-    verdict: str
-
-
-def verdict(ratio: float, aa: float, at_least: float | None, at_most: float | None) -> str:
-    """Judge a ratio by its bound; without one it is only shown."""
-    if not _AA[0] <= aa <= _AA[1]:
-        return "unmeasured"
-    if at_least is not None:
-        return f"{'met' if ratio >= at_least else 'missed'} (>= {at_least})"
-    if at_most is not None:
-        return f"{'met' if ratio <= at_most else 'missed'} (<= {at_most})"
-    return "shown"
+_DEPTHS = (32, 64, 128, 256, 512)
+_FIO_ROUNDS = 5
+_PERCENTILES = {50: at_most(1.05), 95: at_most(1.10), 99: None, 99.9: None}
 
 
 class Table:
@@ -72,7 +51,9 @@ class Table:
             raise RuntimeError(f"{folder}: a sparse table is not read from the device")
         self.paths = [file.path for file in self.manifest.files]
         self.device = Device(self.paths[0])
-        self.spans = RowSpans(self.manifest, direct_alignment(self.paths))
+        alignment = direct_alignment(self.paths)
+        self.spans = RowSpans(self.manifest, alignment, depth=depth)
+        self.apart = RowSpans(self.manifest, alignment)
         self.store = RowStore(self.manifest, backend="disk", reader="uring", queue_depth=depth)
         self.ring = RawRing(self.paths, depth=depth, slot_bytes=self.spans.slot_bytes)
         self.depth = depth
@@ -88,60 +69,65 @@ class Table:
         return int(stats["reads"]) - int(stats["retries"])
 
 
-def bulk(table: Table, rows: int, rounds: int, fio_seconds: float) -> list[Measure]:
-    """Compare the rate of large gathers with a replay of the same reads, and with fio's rate."""
+def bulk(table: Table, rows: int, rounds: int) -> list[Measure]:
+    """Compare the rate of large gathers with a replay of the same reads.
+
+    A pair is two gathers and twice two replays, the second time on other rows and in the opposite
+    order, so that a device that slows down does so for all.
+    """
     arms = ["gather", "raw", "raw again"]
-    try:
-        need_fio()
-        arms[2:] = ["fio", "raw again", "fio again"]
-    except FioMissing as reason:
-        print(f"without fio: {reason}")
     out = np.zeros((rows, table.manifest.row_bytes), np.uint8)
     rates: dict[str, list[float]] = {arm: [] for arm in arms}
     cpu_us: dict[str, list[float]] = {arm: [] for arm in arms}
-    first_touch: list[float] = []
-    touched: list[float] = []
+    touches: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(rounds):
-        ids = table.fresh_rows(rows)
-        spans = table.spans.merged(ids)
-        first = turn % len(arms)
-        order = arms[first:] + arms[:first]
-        seen = False
-        for arm in order if turn % 2 == 0 else order[::-1]:
-            before = table.device.reads()
-            cpu = time.process_time_ns()
-            if arm.startswith("fio"):
-                ran = run_fio(table.paths, depth=table.depth, seconds=fio_seconds)
-                table.device.check(before, ran.reads)
-                rates[arm].append(ran.reads_per_s)
-                continue
-            elapsed_ns = (
-                _gather(table, ids, out, len(spans))
-                if arm == "gather"
-                else table.ring.replay_ns(spans)
-            )
-            cpu_us[arm].append((time.process_time_ns() - cpu) / 1000 / rows)
-            table.device.check(before, len(spans))
-            rates[arm].append(len(spans) / elapsed_ns * 1e9)
-            if arm != "gather":
-                (touched if seen else first_touch).append(rates[arm][-1])
-            seen = True
-        if not np.array_equal(out, table.recipe.rows(ids)):
-            raise RuntimeError("gathered rows differ from what was written: no report")
-    found = [
-        _paired("gather / raw replay", table, rows, rates, "raw", "reads/s", at_least=0.95),
-        _paired("gather / raw replay, CPU", table, rows, cpu_us, "raw", "us/row"),
+        elapsed_ns = dict.fromkeys(arms, 0)
+        cpu_ns = dict.fromkeys(arms, 0)
+        reads = 0
+        order = turn_of(arms, turn)
+        for arms_now in (order, order[::-1]):
+            ids = table.fresh_rows(rows)
+            spans = table.spans.merged(ids)
+            reads += len(spans)
+            for place, arm in enumerate(arms_now):
+                before = table.device.reads()
+                cpu = time.process_time_ns()
+                taken_ns = (
+                    _gather(table, ids, out, len(spans))
+                    if arm == "gather"
+                    else table.ring.replay_ns(spans)
+                )
+                cpu_ns[arm] += time.process_time_ns() - cpu
+                elapsed_ns[arm] += taken_ns
+                table.device.check(before, len(spans))
+                if arm != "gather":
+                    touches[place == 0].append(len(spans) / taken_ns * 1e9)
+            if not np.array_equal(out, table.recipe.rows(ids)):
+                raise RuntimeError("gathered rows differ from what was written: no report")
+        for arm in arms:
+            rates[arm].append(reads / elapsed_ns[arm] * 1e9)
+            cpu_us[arm].append(cpu_ns[arm] / 1000 / rows / 2)
+    # work beyond the bare reads, beside that of the replay against itself
+    beyond = [
+        ours - (one + other) / 2
+        for ours, one, other in zip(*(cpu_us[arm] for arm in arms), strict=True)
     ]
-    if "fio" in arms:
-        found.insert(
-            1, _paired("gather / fio", table, rows, rates, "fio", "reads/s", at_least=0.90)
-        )
-    if first_touch and touched:
-        print(
-            f"raw replay of reads done before in the round: {median(touched):.0f}/s, "
-            f"of new ones: {median(first_touch):.0f}/s"
-        )
-    return found
+    peers = ("raw", "raw again")
+    work = {"beyond": beyond, "raw": cpu_us["raw"], "raw again": cpu_us["raw again"]}
+    print(
+        f"raw replay of reads done before in the round: {median(touches[False]):.0f}/s, "
+        f"of new ones: {median(touches[True]):.0f}/s"
+    )
+    return [
+        compare(
+            "gather / raw replay", rows, table.depth, rates, "reads/s", at_least(0.95),
+            ours="gather", peers=peers,
+        ),
+        compare(
+            "gather less raw replay, CPU", rows, table.depth, work, "us/row",
+            at_most(0.6, "us/row"), ours="beyond", peers=peers,
+        ),
+    ]  # fmt: skip
 
 
 def _gather(table: Table, ids: NDArray[np.int64], out: NDArray[np.uint8], reads: int) -> int:
@@ -154,23 +140,63 @@ def _gather(table: Table, ids: NDArray[np.int64], out: NDArray[np.uint8], reads:
     return elapsed_ns
 
 
-def _paired(
-    name: str,
-    table: Table,
-    rows: int,
-    values: dict[str, list[float]],
-    peer: str,
-    unit: str,
-    *,
-    at_least: float | None = None,
-) -> Measure:
-    pairs = list(zip(values[peer], values[f"{peer} again"], strict=True))
-    peers = [(one + other) / 2 for one, other in pairs]
-    ratio = median(ours / theirs for ours, theirs in zip(values["gather"], peers, strict=True))
-    aa = median(other / one for one, other in pairs)
-    judged = verdict(ratio, aa, at_least, None)
-    ours, theirs = median(values["gather"]), median(peers)
-    return Measure(name, rows, table.depth, ours, theirs, ratio, aa, unit, judged)
+def depths(table: Table, rows: int, rounds: int) -> list[Measure]:
+    """Compare bare replays at the reader's depth with the best of all depths."""
+    rings = {
+        depth: RawRing(table.paths, depth=depth, slot_bytes=table.apart.slot_bytes)
+        for depth in sorted({*_DEPTHS, table.depth})
+    }
+    again = -table.depth
+    rates: dict[int, list[float]] = {depth: [] for depth in (*rings, again)}
+    for turn in range(rounds):
+        for depth in turn_of(list(rates), turn):
+            spans = table.apart.merged(table.fresh_rows(rows))
+            before = table.device.reads()
+            rates[depth].append(len(spans) / rings[abs(depth)].replay_ns(spans) * 1e9)
+            table.device.check(before, len(spans))
+    middle = {depth: median(rates[depth]) for depth in rings}
+    best = max(middle, key=middle.__getitem__)
+    print("reads/s at", ", ".join(f"{depth}: {rate:.0f}" for depth, rate in middle.items()))
+    twice = list(zip(rates[table.depth], rates[again], strict=True))
+    own = [(one + other) / 2 for one, other in twice]
+    ratio = median(mine / theirs for mine, theirs in zip(own, rates[best], strict=True))
+    aa = median(other / one for one, other in twice)
+    name = f"raw replay at {table.depth} / at {best}, the best"
+    line = Measure(name, rows, table.depth, median(own), middle[best], ratio, aa, "reads/s")
+    found = [judged(line, at_least(0.95))]
+    for depth, rate in middle.items():
+        found.append(
+            Measure(f"raw replay at {depth}", rows, depth, rate, middle[best],
+                    rate / middle[best], float("nan"), "reads/s")
+        )  # fmt: skip
+    return found
+
+
+def beside_fio(table: Table, rows: int, seconds: float) -> list[Measure]:
+    """Compare large gathers with fio at the same depth, where there is fio."""
+    try:
+        need_fio()
+    except FioMissing as reason:
+        print(f"without fio: {reason}")
+        return []
+    rates: dict[str, list[float]] = {"gather": [], "fio": [], "fio again": []}
+    out = np.zeros((rows, table.manifest.row_bytes), np.uint8)
+    for turn in range(_FIO_ROUNDS):
+        for arm in turn_of(list(rates), turn):
+            before = table.device.reads()
+            if arm == "gather":
+                ids = table.fresh_rows(rows)
+                reads = len(table.spans.merged(ids))
+                rates[arm].append(reads / _gather(table, ids, out, reads) * 1e9)
+                table.device.check(before, reads)
+                continue
+            ran = run_fio(table.paths, depth=table.depth, seconds=seconds)
+            table.device.check(before, ran.reads)
+            rates[arm].append(ran.reads_per_s)
+    peers = ("fio", "fio again")
+    return [
+        compare("gather / fio", rows, table.depth, rates, "reads/s", ours="gather", peers=peers)
+    ]
 
 
 def token(table: Table, turns: int) -> list[Measure]:
@@ -192,96 +218,41 @@ def token(table: Table, turns: int) -> list[Measure]:
     cpu = np.zeros(3)
     before = table.device.reads()
     for turn in range(turns):
-        for place in range(3):
-            arm = (turn + place) % 3
+        for place, arm in enumerate(turn_of(range(3), turn)):
             ids = rows[turn, place]
-            spans = table.spans.each(ids)
+            spans = table.apart.each(ids)
             began = time.process_time_ns()
             waits[arm, turn] = arms[arm](ids, spans)
             cpu[arm] += time.process_time_ns() - began
     table.device.check(before, turns * 3 * heads)
     found = []
-    for percentile in _PERCENTILES:
-        each = np.percentile(waits, percentile, axis=1) / 1000
-        bound = 1.15 if percentile == 50 else None
-        found.append(_single(f"token p{percentile}", table, each, "us", at_most=bound))
-    each = cpu / 1000 / turns / heads
-    found.append(_single("token CPU", table, each, "us/row"))
+    for percentile, bound in _PERCENTILES.items():
+        each = (np.percentile(waits, percentile, axis=1) / 1000).tolist()
+        found.append(one_of_each(f"token p{percentile}", heads, table.depth, each, "us", bound))
+    each = (cpu / 1000 / turns / heads).tolist()
+    found.append(one_of_each("token CPU", heads, table.depth, each, "us/row"))
     return found
 
 
-def _single(
-    name: str,
-    table: Table,
-    each: NDArray[np.float64],
-    unit: str,
-    *,
-    at_most: float | None = None,
-) -> Measure:
-    ours, one, other = each.tolist()
-    peer, aa = (one + other) / 2, other / one
-    judged = verdict(ours / peer, aa, None, at_most)
-    heads = table.manifest.heads
-    return Measure(name, heads, table.depth, ours, peer, ours / peer, aa, unit, judged)
-
-
-def table_at(folder: Path, gib: float) -> Path:
-    """Return the checkpoint with a table of that size under a folder, written if it is missing."""
-    place = folder / f"table-{gib:g}gib"
-    if not (place / "config.json").exists():
-        print(f"writing {gib:g} GiB to {place}", flush=True)
-        write_checkpoint(place, table_gib=gib)
-    return place
-
-
-def write_results(path: Path, found: Sequence[Measure]) -> None:
-    """Write one line for each measure."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    names = [field.name for field in fields(Measure)]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(names)
-        for measure in found:
-            values = (getattr(measure, name) for name in names)
-            lines.writerow(f"{v:.5g}" if isinstance(v, float) else v for v in values)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, rounds=11)
     add = parser.add_argument
-    add("--dir", type=Path, default=_ROOT / "build" / "bench", help="where the table is or goes")
-    add("--gib", type=float, default=8.0, help="size of the table (default 8)")
     add("--rows", type=int, default=65_536, help="rows of a large gather (default 65536)")
-    add("--rounds", type=int, default=7, help="large gathers (default 7)")
     add("--turns", type=int, default=5000, help="gathers of one token (default 5000)")
     add("--depth", type=int, nargs="+", default=[128], help="reads in flight (default 128)")
     add("--fio-seconds", type=float, default=2.0, help="length of each run of fio (default 2)")
-    add("--machine", help="name of the results (default: processors, kernel, device)")
-    add("--no-results", action="store_true", help="print only")
     arguments = parser.parse_args()
     folder = table_at(arguments.dir, arguments.gib)
     found: list[Measure] = []
-    machine = arguments.machine
-    load = os.getloadavg()
     for depth in arguments.depth:
         table = Table(folder, depth)
-        machine = machine or table.device.machine()
         print(f"depth {depth}, raw ring: {table.ring.registered} registered", flush=True)
-        some = bulk(table, arguments.rows, arguments.rounds, arguments.fio_seconds)
-        some += token(table, arguments.turns)
+        found += bulk(table, arguments.rows, arguments.rounds)
+        found += beside_fio(table, arguments.rows, arguments.fio_seconds)
+        found += depths(table, max(1, arguments.rows // 2), arguments.rounds)
+        found += token(table, arguments.turns)
         table.store.close()
-        found += some
-        print(f"{'':26}{'ours':>10}{'peer':>10}{'ratio':>8}{'aa':>8}  unit")
-        for m in some:
-            print(
-                f"{m.measure:26}{m.ours:10.5g}{m.peer:10.5g}{m.ratio:8.3f}{m.aa:8.3f}  "
-                f"{m.unit}, {m.verdict}"
-            )
-    print(f"load average {load[0]:.2f} before, {os.getloadavg()[0]:.2f} after")
-    if not arguments.no_results:
-        results = _ROOT / "benchmarks" / "results" / f"reader-{machine}.csv"
-        write_results(results, found)
-        print(f"written to {results}")
+    finish("reader", found, arguments, table.device.machine())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ The table is sparse: no read reaches a device, so what may grow is ours alone.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
 import sys
@@ -22,11 +21,11 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.device import Device
+from benchmarks.measure import options
+from benchmarks.places import holes_at
 
 from rowstream import RowStore
-from rowstream.synth import write_checkpoint
 
-_ROOT = Path(__file__).resolve().parents[1]
 # tokens of the gathers of one cycle: prompts, chunks, and the tokens of answers
 _CYCLE = (8192, *[1024] * 4, *[128] * 16, *[1] * 256)
 _SIZES = (1, 128, 1024, 8192)
@@ -151,14 +150,6 @@ def verdicts(found: Sequence[Tenth]) -> list[str]:
     return lines
 
 
-def table_at(folder: Path, gib: float) -> Path:
-    """Return the checkpoint with a sparse table of that size, written if it is missing."""
-    place = folder / f"sparse-{gib:g}gib"
-    if not (place / "config.json").exists():
-        write_checkpoint(place, table_gib=gib, sparse=True)
-    return place
-
-
 def write_results(path: Path, found: Sequence[Tenth]) -> None:
     """Write one line for each tenth."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,17 +163,13 @@ def write_results(path: Path, found: Sequence[Tenth]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, gib=48.0)
     add = parser.add_argument
-    add("--dir", type=Path, default=_ROOT / "build" / "bench", help="where the table is or goes")
-    add("--gib", type=float, default=48.0, help="size of the sparse table (default 48)")
     add("--rows", type=float, default=1e8, help="rows to gather in all (default 1e8)")
     add("--seconds", type=float, default=3600.0, help="give up after so long (default 3600)")
     add("--seed", type=int, default=0, help="of the row ids (default 0)")
-    add("--machine", help="name of the results (default: processors, kernel, device)")
-    add("--no-results", action="store_true", help="print only")
     arguments = parser.parse_args()
-    folder = table_at(arguments.dir, arguments.gib)
+    folder = holes_at(arguments.dir, arguments.gib)
     with RowStore.open(folder, backend="disk") as store:
         cycles = max(_TENTHS, round(arguments.rows / sum(_CYCLE) / store.heads))
         for _ in range(_WARM_UP_CYCLES):  # of all code paths; its arrays are dropped
@@ -211,7 +198,7 @@ def main() -> int:
     lines = verdicts(found)
     print(*lines, sep="\n")
     if not arguments.no_results:
-        results = _ROOT / "benchmarks" / "results" / f"soak-{machine}.csv"
+        results = arguments.out / f"soak-{machine}.csv"
         write_results(results, found)
         print(f"written to {results}")
     return 0 if all("missed" not in line for line in lines) else 1

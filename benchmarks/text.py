@@ -2,7 +2,9 @@
 
 Debian's python3-doc, dict-foldoc and dict-wn (installed, or their .deb files unpacked below
 build/bench/text), and the standard library of the Python that runs this. The tokenizer is
-qwen.tiktoken from the wheel of dashscope, through tiktoken. What is made is kept, by content.
+qwen.tiktoken from the wheel of dashscope, through tiktoken. What is made is kept, by content, in
+build/bench/text or the folder that BENCH_TEXT names; where text or tokenizer are missing, tokens
+that were kept there are enough.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import gzip
 import hashlib
 import importlib
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -25,7 +28,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-__all__ = ["Corpus", "CorpusMissing", "load_corpus"]
+__all__ = ["Corpus", "CorpusMissing", "kept_at", "load_corpus"]
 
 _BUILD = Path(__file__).resolve().parents[1] / "build" / "bench"
 _TEXT = _BUILD / "text"
@@ -66,8 +69,29 @@ class Corpus:
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
 
+def kept_at() -> Path:
+    """Return the folder of tokens that were made before."""
+    return Path(os.environ.get("BENCH_TEXT") or _TEXT)
+
+
 def load_corpus() -> Corpus:
     """Return the corpus, made if this text was not seen before. Raises CorpusMissing."""
+    try:
+        return _made()
+    except CorpusMissing:
+        kept = sorted(kept_at().glob("tokens-*.npy"), key=lambda path: path.stat().st_mtime)
+        if not kept:
+            raise
+        return _kept(kept[-1].stem.removeprefix("tokens-"))
+
+
+def _kept(digest: str) -> Corpus:
+    tokens, starts = (np.load(kept_at() / f"{part}-{digest}.npy") for part in ("tokens", "starts"))
+    names = kept_at() / f"names-{digest}.json"
+    return Corpus(tokens, starts, tuple(json.loads(names.read_text(encoding="utf-8"))), digest)
+
+
+def _made() -> Corpus:
     documents = dict(_documents())
     ranks = _tokenizer_file()
     # order by digest of the name: fixed, and no source stays together
@@ -77,16 +101,16 @@ def load_corpus() -> Corpus:
         whole.update(f"{name} {len(documents[name])} ".encode())
         whole.update(documents[name].encode())
     digest = whole.hexdigest()[:12]
-    place = _TEXT / f"tokens-{digest}.npy"
-    starts_place = _TEXT / f"starts-{digest}.npy"
-    if not (place.exists() and starts_place.exists()):
+    place = kept_at()
+    parts = [place / f"tokens-{digest}.npy", place / f"starts-{digest}.npy"]
+    if not all(part.exists() for part in parts):
         pieces = _tokenized([documents[name] for name in names], ranks)
         starts = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
-        _TEXT.mkdir(parents=True, exist_ok=True)
-        np.save(place, np.concatenate(pieces))
-        np.save(starts_place, starts.astype(np.int64))
-        (_TEXT / f"names-{digest}.json").write_text(json.dumps(names), encoding="utf-8")
-    return Corpus(np.load(place), np.load(starts_place), tuple(names), digest)
+        place.mkdir(parents=True, exist_ok=True)
+        np.save(parts[0], np.concatenate(pieces))
+        np.save(parts[1], starts.astype(np.int64))
+    (place / f"names-{digest}.json").write_text(json.dumps(names), encoding="utf-8")
+    return _kept(digest)
 
 
 def _tokenized(texts: list[str], ranks: bytes) -> list[NDArray[np.int32]]:

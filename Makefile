@@ -10,13 +10,15 @@ PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 60
 # inputs, instead of seconds
 FUZZ_RUNS ?=
+# --bench, or some files of tests/gpu
+GPU_ARGS ?=
 
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc src -name '*.cpp' -o -name '*.h' -o -name '*.py')
 CPP := $(wildcard csrc/*.cpp csrc/*.h benchmarks/*.cpp tests/core/*.cpp tests/core/*.h src/rowstream/device/*.cu)
 PYTHON_CODE := src tests benchmarks examples
 
-.PHONY: help demo test ci lint types unit coverage asan tsan fuzz platforms old-transformers demo-in-clone format wheel bench ptx clean
+.PHONY: help demo test ci lint types unit coverage asan tsan fuzz platforms old-transformers demo-in-clone format wheel bench ptx gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +31,7 @@ help:
 	@echo 'make wheel   wheels for the Pythons found, in dist/'
 	@echo 'make bench   the reader beside fio and bare io_uring; writes a CSV'
 	@echo 'make ptx     the kernels of the device path, compiled and assembled; needs no GPU'
+	@echo 'make gpu     the tests of the device path, on a machine with a GPU; writes a report'
 	@echo 'make format  ruff and clang-format in place'
 
 # --- environments -----------------------------------------------------------------------------
@@ -64,6 +67,10 @@ CUDA_TOOLS := nvidia-cuda-nvrtc-cu12==12.0.76 nvidia-cuda-nvcc-cu12==12.0.76
 ptx: $(VENV)/.dev
 	$(BIN)/pip install --quiet --no-deps --upgrade --target build/cuda $(CUDA_TOOLS)
 	PYTHONPATH=build/cuda $(BIN)/python tools/ptx.py
+
+# of the environment that has torch for this GPU: VENV has one for CPUs
+gpu:
+	$(PYTHON) tools/gpu_report.py $(GPU_ARGS)
 
 # --- checks -----------------------------------------------------------------------------------
 

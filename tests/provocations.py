@@ -1,6 +1,7 @@
 """What brings about each message of docs/troubleshooting.md: the list, and how one is tried.
 
-The functions are in provoked_*.py; each takes an empty folder and raises.
+The functions are in provoked_*.py; each takes an empty folder and raises. Those of provoked_gpu.py
+need a GPU, and are tried in tests/gpu.
 """
 
 from __future__ import annotations
@@ -37,12 +38,30 @@ class Provocation:
 PROVOCATIONS: list[Provocation] = []
 
 
+@dataclass(frozen=True)
+class OnGpu:
+    """A line of the document that only a GPU can show, where it is raised, and a way to meet it."""
+
+    message: str
+    kind: type[BaseException]
+    place: str  # module and function
+    provoke: Provoke
+
+
+ON_GPU: list[OnGpu] = []
+
+
 def met(message: str, kind: type[BaseException], *provoke: Provoke) -> None:
     """Note one or more ways to meet a message."""
     known = sum(one.message == message for one in PROVOCATIONS)
     PROVOCATIONS.extend(
         Provocation(message, kind, each, known + i) for i, each in enumerate(provoke)
     )
+
+
+def met_on_gpu(message: str, kind: type[BaseException], place: str, provoke: Provoke) -> None:
+    """Note the way to a message that needs a GPU."""
+    ON_GPU.append(OnGpu(message, kind, place, provoke))
 
 
 @functools.cache
@@ -67,17 +86,26 @@ def chain(error: BaseException) -> Iterator[BaseException]:
             waiting += [cause for cause in (each.__cause__, each.__context__) if cause is not None]
 
 
-def places(error: BaseException) -> set[tuple[str, int]]:
-    """Return file and line of every frame of this package that an error went through."""
-    found = set()
+def frames(error: BaseException) -> Iterator[tuple[str, str, int]]:
+    """Yield file, function and line of every frame of this package that an error went through."""
     for each in chain(error):
         step = each.__traceback__
         while step is not None:
-            file = Path(step.tb_frame.f_code.co_filename)
+            code = step.tb_frame.f_code
+            file = Path(code.co_filename)
             if file.is_relative_to(PACKAGE):
-                found.add((file.relative_to(PACKAGE).as_posix(), step.tb_lineno))
+                yield file.relative_to(PACKAGE).as_posix(), code.co_name, step.tb_lineno
             step = step.tb_next
-    return found
+
+
+def places(error: BaseException) -> set[tuple[str, int]]:
+    """Return file and line of every frame of this package that an error went through."""
+    return {(file, line) for file, _, line in frames(error)}
+
+
+def raisers(error: BaseException) -> set[tuple[str, str]]:
+    """Return file and function of every frame of this package that an error went through."""
+    return {(file, function) for file, function, _ in frames(error)}
 
 
 def said(error: BaseException) -> str:

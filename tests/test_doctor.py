@@ -56,7 +56,7 @@ def test_a_checkpoint_is_probed_where_it_lies(synth_checkpoint: Path, capsys: Ca
     assert set(result) == {
         *("machine", "file", "temporary", "tables", "table_bytes", "reads_per_token", "memory"),
         *("device", "io_uring", "direct", "measured", "from_device", "auto", "slow", "expect"),
-        *("profile", "kept", "notes"),
+        *("profile", "kept", "gpus", "notes"),
     }
     assert set(result["memory"]) == {"available_bytes", "limit_bytes"}
     assert set(result["device"]) == {
@@ -92,7 +92,7 @@ def test_the_text_has_units_and_the_reasons(synth_checkpoint: Path, capsys: Capt
     out = capsys.readouterr().out
     for label in (
         *("machine", "memory", "file", "device", "io_uring", "O_DIRECT", "random reads"),
-        *("best with", "auto chooses"),
+        *("best with", "auto chooses", "GPU"),
     ):
         assert f"\n{label} " in f"\n{out}"
     for word in (

@@ -18,7 +18,8 @@ def blocks() -> list[str]:
 
 
 def test_python_blocks_of_the_readme(synth_checkpoint: Path) -> None:
-    found = blocks()
+    # those for a GPU: tests/gpu/test_documents.py
+    found = [block for block in blocks() if "cuda" not in block]
     assert len(found) == 3
     names: dict[str, object] = {}  # a reader types them one after the other
     for block in found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from rowstream import _core, catalog
 from rowstream.backends import ReadOptions, open_table
 from rowstream.block_device import BlockDevice, device_of
 from rowstream.checkpoint import locate
+from rowstream.device import gpus
+from rowstream.device.gpus import Gpus
 from rowstream.errors import ManifestError, UnavailableError
 from rowstream.machine import Memory, locked_memory_bytes, machine, memory
 from rowstream.manifest import Manifest
@@ -103,6 +105,7 @@ class Report:
     kept: bool  # whether the profile was kept for `DeviceProfile.load`
     from_device: bool | None  # whether the device counted the reads; None if it does not count
     auto: AutoChoice
+    gpus: Gpus
     slow: str | None  # why the device is slow
     expect: str | None  # what that means
     notes: tuple[str, ...]
@@ -119,11 +122,14 @@ class _Subject:
     notes: list[str]
 
 
-def examine(path: str | os.PathLike[str] | None = None) -> Report:
+def examine(
+    path: str | os.PathLike[str] | None = None, *, told: Callable[[str], object] | None = None
+) -> Report:
     """Probe what `path` lies on: a checkpoint, any file, or a folder; None is the current folder.
 
-    Without a table or a file to read, a temporary file is written, synced, read and removed. Raises
-    ManifestError if there is nothing at `path`, OSError if it cannot be read.
+    Without a table or a file to read, a temporary file is written, synced, read and removed. GPUs
+    are probed too; `told` is called with a line before what takes seconds. Raises ManifestError if
+    there is nothing at `path`, OSError if it cannot be read.
     """
     with _subject(path) as subject:
         device = device_of(subject.paths[0])
@@ -152,6 +158,7 @@ def examine(path: str | os.PathLike[str] | None = None) -> Report:
         kept=profile is not None and profile.keep(),
         from_device=from_device(measured),
         auto=auto,
+        gpus=gpus.examine(told),
         slow=slow,
         expect=None if slow is None else _expectation(measured, reads),
         notes=tuple(notes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from rowstream.cli.arguments import Commands, add_command
 from rowstream.cli.text import fields, json_text, size
 
 if TYPE_CHECKING:
+    from rowstream.device.gpus import Gpu, Gpus
     from rowstream.doctor import IoUring, Report
 
 __all__ = ["add_to"]
@@ -28,7 +30,8 @@ def add_to(commands: Commands) -> None:
         "doctor",
         help="say what this machine allows, how fast its disk is, and what auto chooses",
         description="Say what this machine allows, how fast its disk answers random 4 KiB reads "
-        "(about two seconds), and what auto chooses and why. Needs no privilege.",
+        "(about two seconds), and what auto chooses and why. Of a GPU, which ways to wait for rows "
+        "work: ten seconds for each GPU the first time, then kept. Needs no privilege.",
         examples=_EXAMPLES,
     )
     parser.add_argument(
@@ -46,9 +49,14 @@ def run(args: argparse.Namespace) -> int:
     """Probe and print."""
     from rowstream.doctor import examine
 
-    report = examine(args.path)
+    report = examine(args.path, told=_tell)
     print(json_text(asdict(report)) if args.json else _text(report))
     return 0
+
+
+def _tell(line: str) -> None:
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr)
 
 
 def _text(report: Report) -> str:
@@ -77,7 +85,9 @@ def _text(report: Report) -> str:
             f"{report.auto.backend} ({report.auto.reason}),"
             f" {size(report.auto.memory_bytes)} of memory",
         ),
+        ("GPU", _gpus_text(report.gpus)),
     ]
+    pairs += [("warning", warning) for warning in report.gpus.warnings]
     pairs += [("note", note) for note in report.notes]
     pairs.append(("verdict", _verdict_text(report)))
     return fields(pairs, indent=0)
@@ -121,6 +131,28 @@ def _io_uring_text(found: IoUring) -> str:
     sysctl = "absent" if found.disabled is None else str(found.disabled)
     text += f"\nsysctl kernel.io_uring_disabled {sysctl}, locked memory (ulimit -l) {limit}"
     return text if found.advice is None else f"{text}\n{found.advice}"
+
+
+def _gpus_text(found: Gpus) -> str:
+    if not found.usable:
+        return f"none to bring rows to: {found.reason}"
+    return "\n".join([found.reason, *map(_gpu_text, found.devices)])
+
+
+def _gpu_text(gpu: Gpu) -> str:
+    node = "no NUMA node stated" if gpu.numa_node is None else f"NUMA node {gpu.numa_node}"
+    waits = ", ".join(mode for mode, result in gpu.waits.items() if result == "ok")
+    missed = [f"  {mode}: {result}" for mode, result in gpu.waits.items() if result != "ok"]
+    chosen = "auto chooses none" if gpu.auto is None else f"auto chooses {gpu.auto}"
+    file = "can" if gpu.file else "cannot, it does not use the host's page tables"
+    return "\n".join(
+        [
+            f"cuda:{gpu.index}: {gpu.name}, compute capability {gpu.compute_capability}, {node}",
+            f"  waits that work: {waits}; {chosen} ({gpu.auto_reason})",
+            *missed,
+            f"  reads a mapped checkpoint by itself (backend file): {file}",
+        ]
+    )
 
 
 def _profile_text(report: Report) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 from rowstream.cli.arguments import (
     Commands,
@@ -13,6 +15,7 @@ from rowstream.cli.arguments import (
     positive,
     size,
 )
+from rowstream.cli.progress import Progress
 from rowstream.errors import UnavailableError
 
 __all__ = ["add_to"]
@@ -52,8 +55,16 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--table-backend",
         default="auto",
-        choices=("auto", "disk", "mmap", "pinned"),
-        help="where the table's rows live (default: auto)",
+        choices=("auto", "disk", "mmap", "pinned", "device", "file"),
+        help="where the table's rows live; with --device cuda also device, the GPU's own memory, "
+        "and file, the mapped checkpoint that the GPU reads by itself (default: auto)",
+    )
+    parser.add_argument(
+        "--sync",
+        default="auto",
+        choices=("auto", "doorbell", "kernel", "hostnode", "gate"),
+        help="how a GPU waits for rows that are read from the disk; auto takes the first of these "
+        "that works, doctor says which do (default: auto)",
     )
     add_reader(parser)
     add_table_paths(parser)
@@ -69,7 +80,8 @@ def add_to(commands: Commands) -> None:
         metavar="S",
         type=_seconds,
         default=10.0,
-        help="seconds without any answer from the disk after which a read fails (default: 10)",
+        help="seconds without any answer from the disk after which a read fails; a GPU waits for 2 "
+        "at most (default: 10)",
     )
     parser.add_argument(
         "--on-read-error",
@@ -106,11 +118,15 @@ def run(args: argparse.Namespace) -> int:
 
         if args.device is not None:
             _check_device(args.device)
+        options: dict[str, Any] = {}
+        if args.table_backend == "pinned":
+            options["progress"] = _progress()
         serve(
             args.model,
             host=args.host,
             port=args.port,
             table_backend=args.table_backend,
+            sync=args.sync,
             reader=args.reader,
             read_timeout_s=args.read_timeout,
             on_read_error=args.on_read_error,
@@ -120,12 +136,25 @@ def run(args: argparse.Namespace) -> int:
             device=args.device,
             served_model_name=args.served_model_name,
             max_queue=args.max_queue,
+            **options,
         )
     except ImportError as error:
         raise UnavailableError(
             f"serve: {str(error).lower()}; install with: pip install 'rowstream[serve]'"
         ) from error
     return 0
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Draw a bar while the table is read, and nothing afterwards."""
+    bar = Progress("loading table")
+
+    def draw(done_bytes: int, total_bytes: int) -> None:
+        bar(done_bytes, total_bytes)
+        if done_bytes >= total_bytes:
+            bar.clear()
+
+    return draw
 
 
 def _check_device(name: str) -> None:

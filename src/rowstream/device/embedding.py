@@ -13,14 +13,9 @@ from typing import Any
 
 import torch
 
+from rowstream.device.dequantize import CODES
+from rowstream.device.lookup import Lookup, LookupOptions
 from rowstream.store import RowStore
-
-_CODES = {
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "f32": torch.float32,
-}
 
 
 class StreamedEmbedding(torch.nn.Module):
@@ -29,18 +24,26 @@ class StreamedEmbedding(torch.nn.Module):
     Holds no parameter and no buffer: nothing to load, save, move or count. `.to()`, `.half()` and
     their like change the dtype of the values as they would change an `nn.Embedding`'s. A copy made
     by `copy.deepcopy` shares the store; pickling is refused.
+
+    On a GPU the lookup is a part of the stream, and of a graph that is captured from it: see
+    `lookup` for its start and finish apart, for warming up and for what went wrong.
     """
 
-    def __init__(self, store: RowStore, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        store: RowStore,
+        dtype: torch.dtype | None = None,
+        options: LookupOptions | None = None,
+    ) -> None:
         super().__init__()
         manifest = store.manifest
         self.store = store
+        self.lookup = Lookup(store, options)
         # called after each lookup with its tokens and the seconds that the model waited for them
         self.observe: Callable[[int, float], None] | None = None
         self.num_embeddings = manifest.num_rows
         self.embedding_dim = manifest.row_values
-        self._codes = _CODES[manifest.codec]
-        self._scaled = manifest.scale is not None
+        self._codes = CODES[manifest.codec]
         # Always there, so that it also carries the dtype. On the CPU by name: transformers builds
         # models under torch.device("meta").
         self._scale = torch.tensor(
@@ -60,13 +63,23 @@ class StreamedEmbedding(torch.nn.Module):
         """A tensor on the meta device with the table's shape, for code that asks for either."""
         return self._weight
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, live: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of rows `ids` [..., heads] as [..., heads, row_values], on ids' device.
 
         A last axis of the table's head count lets the store plan one n-gram's rows together.
-        Raises IndexError for an id outside the table.
+        `live`, int32 on a GPU, says how many tokens count; the others are zeroes. Raises IndexError
+        for an id outside the table: on a GPU at a later call, and the values are NaN until then.
         """
+        if ids.is_cuda and ids.ndim > 0 and ids.shape[-1] == self.store.heads:
+            shape = (*ids.shape, self.embedding_dim)
+            out = torch.empty(shape, dtype=self.dtype, device=ids.device)
+            self.lookup(ids, out, live)
+            return out
+        gathered: torch.Tensor = self._gather(ids)
+        return gathered
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _gather(self, ids: torch.Tensor) -> torch.Tensor:
         wanted = ids.detach().to("cpu", torch.int64).contiguous()
         # Fresh memory for each call: torch may read it, or a view of it, after the next gather.
         rows = torch.empty((*wanted.shape, self.store.row_bytes), dtype=torch.uint8, device="cpu")
@@ -75,12 +88,14 @@ class StreamedEmbedding(torch.nn.Module):
         if self.observe is not None:
             self.observe(wanted.numel() // self.store.heads, time.perf_counter() - began_s)
         # Codes travel, not values: an FP8 row has half the bytes.
-        values = rows.view(self._codes).to(ids.device).to(self.dtype)
-        if not self._scaled:
-            return values
+        codes = rows.view(self._codes).to(ids.device)
+        if self.store.manifest.scale is None:
+            return codes.to(self.dtype)
+        if self.lookup.options.rounding == "f32":
+            return (codes.to(torch.float32) * self.store.manifest.scale).to(self.dtype)
         if self._scale.device != ids.device:
             self._scale = self._scale.to(ids.device)
-        return values * self._scale
+        return codes.to(self.dtype) * self._scale
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, backend={self.store.backend}"
@@ -101,6 +116,7 @@ class StreamedEmbedding(torch.nn.Module):
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
         memo[id(self.store)] = self.store
+        memo[id(self.lookup)] = self.lookup
         memo[id(self.observe)] = self.observe
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return twin

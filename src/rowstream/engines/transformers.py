@@ -17,12 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from rowstream.catalog import tables
 from rowstream.checkpoint import locate, read_config
+from rowstream.engines.gpu_options import addressed, need_gpu, placed
 from rowstream.engines.loadable import loadable
+from rowstream.engines.model_tables import ModelTable
 from rowstream.errors import ManifestError, UnavailableError, shown
 from rowstream.manifest import Manifest
 from rowstream.store import RowStore
 
 if TYPE_CHECKING:
+    from rowstream.backends import Progress
+    from rowstream.device.embedding import StreamedEmbedding
+    from rowstream.device.lookup import LookupOptions
     from rowstream.profile import DeviceProfile
 
 _NEEDED = "needs torch and transformers 5.17 or later: pip install 'rowstream[torch]'"
@@ -48,6 +53,8 @@ def load_model(
     profile: DeviceProfile | None = None,
     cache_bytes: int = 0,
     read_ahead: bool = True,
+    progress: Progress | None = None,
+    lookup: LookupOptions | None = None,
     dtype: Any = "auto",
     device: Any = None,
     **from_pretrained_kwargs: Any,
@@ -57,15 +64,18 @@ def load_model(
     `path` is a folder or the id of a model in the local hub cache; nothing is downloaded. Of a
     multimodal checkpoint the text part is loaded. `table_backend`, `reader`, `read_timeout_s`,
     `on_read_error`, `table_paths`, `profile` and `cache_bytes` are RowStore's, the rest is
-    `from_pretrained`'s. With `read_ahead` a prompt's rows are read while its first layers run.
+    `from_pretrained`'s. A model on a GPU may have two more backends, "device" and "file", and
+    `lookup` says how rows get there. `progress` is called with bytes done and bytes in all while
+    pinned tables are read. With `read_ahead` a prompt's rows are read while its first layers run.
     With `table_paths` the folder may lack the files that hold nothing but parts of a table. The
     model is in eval mode and has its stores open until it is collected or `close` is called.
 
     Raises ManifestError for another architecture, for a PLE layer without a table and for a
     checkpoint that lacks other weights; UnavailableError without a transformers that knows
-    qwen4_exp.
+    qwen4_exp, and where the model is not on a GPU that `table_backend` or `lookup` needs.
     """
     _refuse(from_pretrained_kwargs)
+    need_gpu(table_backend, lookup, device, from_pretrained_kwargs.get("device_map"))
     folder = locate(path)
     _check_architecture(folder, read_config(folder))
     base = _model_class()
@@ -73,20 +83,22 @@ def load_model(
     options: dict[str, Any] = {"dtype": dtype, **from_pretrained_kwargs}
     if device is not None:
         options.setdefault("device_map", {"": device})
+    backend, lookup = placed(table_backend, lookup)
     opened = _open_stores(
         folder,
         config,
         table_paths,
-        backend=table_backend,
+        backend=backend,
         reader=reader,
         read_timeout_s=read_timeout_s,
         on_read_error=on_read_error,
         profile=profile,
         cache_bytes=cache_bytes,
+        progress=progress,
     )
     try:
         with _loading, loadable(folder) if table_paths else nullcontext(folder) as source:
-            model, info = _streamed_class(base, opened).from_pretrained(
+            model, info = _streamed_class(base, opened, lookup).from_pretrained(
                 source, config=config, local_files_only=True, output_loading_info=True, **options
             )
         if info["missing_keys"]:
@@ -108,7 +120,7 @@ def load_model(
     for part in model.modules():
         if hasattr(part, "save_pretrained"):
             part.save_pretrained = functools.partial(_refuse_saving, folder)
-    if read_ahead:
+    if read_ahead and not addressed(lookup):
         # imports torch, as the model itself
         from rowstream.engines.read_ahead import ReadAhead
 
@@ -118,9 +130,24 @@ def load_model(
 
 def stores(model: Any) -> list[RowStore]:
     """Return the open tables of a model loaded by `load_model`, in the order of its layers."""
-    from rowstream.device.embedding import StreamedEmbedding
+    return [module.store for module in _streamed(model)]
 
-    return [m.store for m in model.modules() if isinstance(m, StreamedEmbedding)]
+
+def model_tables(model: Any) -> list[ModelTable]:
+    """Return the tables of a model as an engine takes them, in the order of its layers."""
+    return [ModelTable(module.lookup) for module in _streamed(model)]
+
+
+def warm_up(model: Any) -> None:
+    """Make the ways of a model's tables to its GPU now, not in its first step; on a CPU nothing.
+
+    Tries how the GPU can wait, pins memory, loads kernels, and fills what `table_backend` "device"
+    needs. Raises UnavailableError where this GPU cannot.
+    """
+    if model.device.type != "cuda":
+        return
+    for module in _streamed(model):
+        module.lookup.warm_up(model.device, [module.dtype])
 
 
 def observe(model: Any, observer: Callable[[str, int, float], None]) -> None:
@@ -128,17 +155,31 @@ def observe(model: Any, observer: Callable[[str, int, float], None]) -> None:
 
     `seconds` is what the model waited for the rows of all `tokens` together.
     """
-    from rowstream.device.embedding import StreamedEmbedding
+    for module in _streamed(model):
+        module.observe = functools.partial(observer, module.store.manifest.name)
 
-    for module in model.modules():
-        if isinstance(module, StreamedEmbedding):
-            module.observe = functools.partial(observer, module.store.manifest.name)
+
+def check(model: Any) -> None:
+    """Raise what made a step of a model on a GPU void since the last check, once.
+
+    ReadError, or IndexError for an id outside a table. Asks the device nothing: of a step that has
+    not ended nothing is known.
+    """
+    for module in _streamed(model):
+        module.lookup.check()
 
 
 def close(model: Any) -> None:
     """Close the tables of a model; its copies share them. A later forward raises."""
-    for store in stores(model):
-        store.close()
+    for module in _streamed(model):
+        module.lookup.close()
+        module.store.close()
+
+
+def _streamed(model: Any) -> list[StreamedEmbedding]:
+    from rowstream.device.embedding import StreamedEmbedding
+
+    return [module for module in model.modules() if isinstance(module, StreamedEmbedding)]
 
 
 def _refuse(options: Mapping[str, Any]) -> None:
@@ -192,7 +233,11 @@ def _text_config(folder: Any) -> Any:
 
 
 def _open_stores(
-    folder: Any, config: Any, table_paths: Sequence[str | os.PathLike[str]], **options: Any
+    folder: Any,
+    config: Any,
+    table_paths: Sequence[str | os.PathLike[str]],
+    progress: Progress | None = None,
+    **options: Any,
 ) -> dict[int, RowStore]:
     """Open the table of each PLE layer; keys are decoder layers, counted from zero."""
     found: dict[int, Manifest] = {}
@@ -218,9 +263,15 @@ def _open_stores(
                 f"{sorted(found)}"
             )
     opened: dict[int, RowStore] = {}
+    total = sum(found[layer].table_bytes for layer in wanted)
+
+    def told(done: int, _: int) -> None:
+        if progress is not None:
+            progress(sum(store.manifest.table_bytes for store in opened.values()) + done, total)
+
     try:
         for layer in wanted:
-            opened[layer] = RowStore(found[layer], **options)
+            opened[layer] = RowStore(found[layer], progress=told, **options)
     except BaseException:
         for store in opened.values():
             store.close()
@@ -228,7 +279,7 @@ def _open_stores(
     return opened
 
 
-def _streamed_class(base: Any, opened: Mapping[int, RowStore]) -> Any:
+def _streamed_class(base: Any, opened: Mapping[int, RowStore], lookup: LookupOptions | None) -> Any:
     """Make the class that `from_pretrained` builds: `base` with its tables replaced.
 
     It has the name and module of `base`, because transformers looks both up to choose weight
@@ -238,7 +289,7 @@ def _streamed_class(base: Any, opened: Mapping[int, RowStore]) -> Any:
     def __init__(self: Any, config: Any) -> None:
         base.__init__(self, config)
         for layer, store in opened.items():
-            _replace(self.model.layers[layer], f"model.layers.{layer}", store)
+            _replace(self.model.layers[layer], f"model.layers.{layer}", store, lookup)
             self._keys_to_ignore_on_load_unexpected.add(
                 rf"^model\.layers\.{layer}\.ple\.ple_embedding\.ngram_embedding\."
             )
@@ -248,7 +299,7 @@ def _streamed_class(base: Any, opened: Mapping[int, RowStore]) -> Any:
     return types.new_class(base.__name__, (base,), exec_body=lambda ns: ns.update(namespace))
 
 
-def _replace(layer: Any, name: str, store: RowStore) -> None:
+def _replace(layer: Any, name: str, store: RowStore, lookup: LookupOptions | None) -> None:
     from rowstream.device.embedding import StreamedEmbedding
 
     inner = layer.ple.ple_embedding
@@ -263,4 +314,4 @@ def _replace(layer: Any, name: str, store: RowStore) -> None:
             needed=needed,
             found=found,
         )
-    inner.ngram_embedding = StreamedEmbedding(store)
+    inner.ngram_embedding = StreamedEmbedding(store, options=lookup)

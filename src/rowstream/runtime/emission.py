@@ -7,7 +7,7 @@ stopping criterion.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Emission:
         max_tokens: int,
         eos: Collection[int],
         scores: TokenScores | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self.num_tokens = 0
         self._generation = generation
@@ -37,6 +38,7 @@ class Emission:
         self._max_tokens = max_tokens
         self._eos = eos
         self._scores = scores
+        self._check = check
         self._unsent: list[int] = []
         # tokens whose text is not out yet: a stop string may still cut them off
         self._scored: deque[TokenLogprobs] = deque()
@@ -45,7 +47,11 @@ class Emission:
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
         if not self._done:
-            self._push(int(input_ids[0, -1]))
+            token = int(input_ids[0, -1])
+            # the step has ended by now: nothing is sent that was made of rows that did not come
+            if self._check is not None:
+                self._check()
+            self._push(token)
         return torch.full((1,), self._done, dtype=torch.bool, device=input_ids.device)
 
     def finish(self, reason: FinishReason) -> None:

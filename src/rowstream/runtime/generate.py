@@ -11,7 +11,7 @@ import copy
 import functools
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -45,7 +45,8 @@ class TransformersEngine:
 
     Requests are answered one by one, in the order of their arrival.
     `max_queue` requests may wait while one runs. `tables` are the row stores shown in `stats()`;
-    they and the model stay the caller's, and must outlive `close()`.
+    they and the model stay the caller's, and must outlive `close()`. `check` is called once a step
+    has ended, before its token is sent, and raises where the step is of no use.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class TransformersEngine:
         name: str,
         tables: Sequence[Table] = (),
         max_queue: int = 64,
+        check: Callable[[], None] | None = None,
     ) -> None:
         config = model.config.get_text_config()
         self.name = name
@@ -65,6 +67,7 @@ class TransformersEngine:
         self._tokenizer = tokenizer
         self._tables = tuple(tables)
         self._max_queue = max_queue
+        self._check = check
         self._eos = _token_ids(model.generation_config.eos_token_id)
         # a fast tokenizer changes its own settings in a call, which must not meet another call
         self._tokenizing = threading.Lock()
@@ -206,6 +209,7 @@ class TransformersEngine:
                 max_tokens=max_tokens,
                 eos=self._eos,
                 scores=scores,
+                check=self._check,
             )
             self._model.generate(
                 input_ids=ids,

@@ -7,6 +7,7 @@ asks; the rest is counted as it happens, from any thread.
 from __future__ import annotations
 
 import bisect
+import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -55,6 +56,17 @@ _TABLE_COUNTERS = {
 _TABLE_GAUGES = {
     "memory_bytes": "Memory that the table holds.",
     "table_bytes": "Size of the table.",
+}
+_GPU_COUNTERS = {
+    "rings": "Lookups that a GPU sent to the host.",
+    "void_steps": "Lookups whose rows did not come.",
+    "late_answers": "Answers that came after the step was given up.",
+    "answer_s": "Seconds from a lookup seen by the host to its answer.",
+    "lookups": "Lookups launched of a table that the GPU addresses, replays of graphs apart.",
+}
+_GPU_GAUGES = {
+    "channel_bytes": "Pinned memory for lookups.",
+    "addressed_bytes": "Size of the table where the GPU addresses it.",
 }
 
 
@@ -224,6 +236,30 @@ def _table_metrics(tables: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
         for name, table in named:
             gauge.add_metric([name], _number(table.get(key, 0)))
         yield gauge
+    yield from _gpu_metrics(named)
+
+
+def _gpu_metrics(named: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterable[Metric]:
+    """How rows get to GPUs; families without samples where there is none."""
+    ways = [
+        ([name, gpu], found)
+        for name, table in named
+        for gpu, found in table.get("gpus", {}).items()
+    ]
+    labels = ["table", "gpu"]
+    info = InfoMetricFamily("rowstream_table_gpu", "How rows get to a GPU.", labels=labels)
+    for way, found in ways:
+        info.add_metric(way, {key: str(found.get(key, "none")) for key in ("sync", "addressed")})
+    yield info
+    kinds = ((_GPU_COUNTERS, CounterMetricFamily), (_GPU_GAUGES, GaugeMetricFamily))
+    for meanings, family in kinds:
+        for key, meaning in meanings.items():
+            unit = re.sub("_s$", "_seconds", key)
+            metric = family(f"rowstream_table_gpu_{unit}", meaning, labels=labels)
+            for way, found in ways:
+                if key in found:
+                    metric.add_metric(way, _number(found[key]))
+            yield metric
 
 
 def _number(value: object) -> float:

@@ -5,6 +5,7 @@ Heavy imports happen inside, after the port is known to be free.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rowstream.errors import RowstreamError, UnavailableError
 
 if TYPE_CHECKING:
+    from rowstream.backends import Progress
     from rowstream.profile import DeviceProfile
     from rowstream.runtime.engine import Engine
     from rowstream.serve.metrics import Metrics
@@ -34,6 +36,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     table_backend: str = "auto",
+    sync: str = "auto",
     reader: str = "auto",
     read_timeout_s: float = 10.0,
     on_read_error: str = "raise",
@@ -44,23 +47,29 @@ def serve(
     served_model_name: str | None = None,
     max_queue: int = 64,
     drain_s: int = DEFAULT_DRAIN_S,
+    progress: Progress | None = None,
 ) -> None:
     """Serve a checkpoint, a folder or an id in the local hub cache, until SIGTERM or Ctrl-C.
 
-    Port 0 takes a free one and prints it. Raises UnavailableError if the address cannot be had or
-    the `serve` extra is not installed, and what loading the model raises.
+    Port 0 takes a free one and prints it. `sync` says how a GPU waits for rows, see
+    `LookupOptions`. `progress` is called with bytes done and bytes in all while pinned tables are
+    read. Raises UnavailableError if the address cannot be had or the `serve` extra is not
+    installed, and what loading the model raises.
     """
     _require("starlette", "uvicorn", "prometheus_client", "torch", "transformers")
     with bind(host, port) as listener:
         from transformers import AutoTokenizer
 
         from rowstream.checkpoint import locate
-        from rowstream.engines.transformers import load_model, observe, stores
+        from rowstream.device.lookup import LookupOptions
+        from rowstream.engines import transformers as models
         from rowstream.runtime.generate import TransformersEngine
         from rowstream.serve.metrics import Metrics
 
         folder = locate(path)
-        model = load_model(
+        # a GPU gives a step up sooner than a host does a read
+        gives_up_s = min(read_timeout_s, LookupOptions().read_timeout_s)
+        model = models.load_model(
             path,
             table_backend=table_backend,
             reader=reader,
@@ -69,34 +78,39 @@ def serve(
             table_paths=table_paths,
             profile=_profile(path, table_paths, table_backend, reader),
             cache_bytes=table_cache_bytes,
+            progress=progress,
+            lookup=LookupOptions(sync=sync, read_timeout_s=gives_up_s),
             read_ahead=False,  # the engine does, as soon as a request is admitted
             dtype=dtype,
             device=device,
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        tables: Sequence[Any] = stores(model)
+        models.warm_up(model)
+        tables = models.model_tables(model)
         for table in tables:
             stats = table.stats()
             print(
-                f"table {table.manifest.name}: backend {stats['backend']},"
+                f"table {table.name}: backend {stats['backend']},"
                 f" reader {stats.get('reader') or 'none'} ({stats['reason']})",
                 flush=True,
             )
+            for way in table.ways():
+                print(f"table {table.name} on {way}", flush=True)
         engine = TransformersEngine(
             model,
             tokenizer,
             name=served_model_name or model_name(path),
             tables=tables,
             max_queue=max_queue,
+            check=functools.partial(models.check, model),
         )
         metrics = Metrics(engine)
-        observe(model, metrics.lookup)
+        models.observe(model, metrics.lookup)
         try:
             run(engine, listener, metrics=metrics, drain_s=drain_s)
         finally:
             engine.close()
-            for table in tables:
-                table.close()
+            models.close(model)
 
 
 def _profile(

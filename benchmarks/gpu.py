@@ -1,0 +1,118 @@
+"""What GPU benchmarks share: graphs that differ in one thing only, replayed in turn and timed.
+
+Times are those between two events around a replay, in microseconds: what the stream did, nothing of
+Python.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.measure import Bound, Measure, judged, turn_of
+
+__all__ = ["Arm", "captured", "difference", "event", "percentile", "replay_in_turn", "work_of"]
+
+
+def event(*, timing: bool = True) -> Any:
+    """Return a CUDA event."""
+    return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+
+
+@dataclass(slots=True)
+class Arm:
+    """A graph and the times of its replays."""
+
+    graph: torch.cuda.CUDAGraph
+    kept: Sequence[object] = ()  # a graph holds addresses, not tensors
+    times_us: list[float] = field(default_factory=list)
+
+
+def captured(step: Callable[[], None], kept: Sequence[object] = ()) -> Arm:
+    """Capture a step."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    torch.cuda.synchronize()
+    return Arm(graph, kept)
+
+
+def work_of(micros: float, device: torch.device) -> Callable[[], None]:
+    """Return matrix products that take about so long, on the current stream."""
+    size = 2048 if micros >= 20 else 512
+    left = torch.randn((size, size), device=device, dtype=torch.bfloat16)
+    out = torch.empty_like(left)
+    for _ in range(20):
+        torch.matmul(left, left, out=out)
+    begin, end = event(), event()
+    begin.record()
+    for _ in range(200):
+        torch.matmul(left, left, out=out)
+    end.record()
+    torch.cuda.synchronize()
+    count = max(1, round(micros / (begin.elapsed_time(end) * 1e3 / 200)))
+
+    def work() -> None:
+        for _ in range(count):
+            torch.matmul(left, left, out=out)
+
+    return work
+
+
+def replay_in_turn(
+    arms: Mapping[str, Arm],
+    turns: int,
+    *,
+    queued: int = 1,
+    between: Callable[[], None] | None = None,
+) -> None:
+    """Replay each arm `turns` times, in turn; `queued` replays at a time, their mean counts."""
+    names = list(arms)
+    begin, end = event(), event()
+    for turn in range(turns + 5):
+        for name in turn_of(names, turn):
+            arm = arms[name]
+            begin.record()
+            for _ in range(queued):
+                arm.graph.replay()
+            end.record()
+            end.synchronize()
+            if turn >= 5:
+                arm.times_us.append(begin.elapsed_time(end) * 1e3 / queued)
+        if between is not None:
+            between()
+
+
+def percentile(times: Sequence[float], share: float) -> float:
+    """Return a percentile."""
+    return float(np.percentile(times, share))
+
+
+def difference(
+    name: str,
+    rows: int,
+    arms: Mapping[str, Arm],
+    bound: Bound | None = None,
+    *,
+    share: float = 50,
+) -> Measure:
+    """Make a line of how much longer the arm "with" takes than "without" and "without again".
+
+    `ours` is the difference in microseconds, `peer` the time without; aa is the time without over
+    itself.
+    """
+    mine, one, other = (
+        percentile(arms[arm].times_us, share) for arm in ("with", "without", "without again")
+    )
+    peer = (one + other) / 2
+    added = mine - peer
+    return judged(Measure(name, rows, 0, added, peer, mine / peer, other / one, "us", ""), bound)

@@ -1,0 +1,287 @@
+"""Measures what a lookup adds to a step of a model on a GPU: python benchmarks/lookup.py.
+
+Each figure is the difference of two graphs that differ in the lookup alone, replayed in turn. The
+rows come from the cache, from the disk, or from pinned memory, which a GPU reads by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.device import Device
+from benchmarks.gpu import (
+    Arm,
+    captured,
+    difference,
+    percentile,
+    replay_in_turn,
+    work_of,
+)
+from benchmarks.measure import Measure, at_most, finish, judged, options
+from benchmarks.places import table_at
+
+from rowstream import RowStore
+from rowstream.device.lookup import Lookup, LookupOptions
+
+_CUDA = torch.device("cuda", 0)
+_LANES = (1, 4, 16, 64)
+
+
+class Steps:
+    """Captured steps over one lookup: ids made on the device, work beside it, rows to bfloat16."""
+
+    def __init__(self, lookup: Lookup, work: Callable[[], None] | None, *, fresh: bool) -> None:
+        self.lookup = lookup
+        self.work = work
+        self.fresh = fresh  # other rows in every step
+        self.side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def arm(self, tokens: int, *, lookup: bool = True) -> Arm:
+        """Capture a step of so many tokens; without the lookup only what is around it."""
+        store = self.lookup.store
+        shape = (tokens, store.heads)
+        ids = torch.randint(store.num_rows, shape, device=_CUDA)
+        out = torch.empty((*shape, store.row_values), dtype=torch.bfloat16, device=_CUDA)
+
+        def step() -> None:
+            main = torch.cuda.current_stream()
+            # a stride that is prime to the number of rows: no row comes twice in a run
+            ids.add_(15_485_863 if self.fresh else 0).remainder_(store.num_rows)
+            self.side.wait_stream(main)
+            with torch.cuda.stream(self.side):
+                if lookup:
+                    self.lookup(ids, out)
+            if self.work is not None:
+                self.work()
+            main.wait_stream(self.side)
+
+        return captured(step, (ids, out))
+
+    def arms(self, tokens: int) -> dict[str, Arm]:
+        """Return the arms of a difference."""
+        return {
+            "with": self.arm(tokens),
+            "without": self.arm(tokens, lookup=False),
+            "without again": self.arm(tokens, lookup=False),
+        }
+
+
+def lines(name: str, rows: int, arms: dict[str, Arm], bound: float | None) -> list[Measure]:
+    """Return p50, on which the bound is, and the tail."""
+    p50 = at_most(bound, "us") if bound is not None else None
+    found = [difference(f"{name}: added, p50", rows, arms, p50)]
+    found += [
+        difference(f"{name}: added, p{share:g}", rows, arms, share=share)
+        for share in (95, 99, 99.9)
+    ]
+    return found
+
+
+def cached(lookup: Lookup, turns: int) -> list[Measure]:
+    """Rows that are in the cache, beside 56 us of work and alone."""
+    found: list[Measure] = []
+    for tokens in (1, 4, 16, 64):
+        arms = Steps(lookup, work_of(56, _CUDA), fresh=False).arms(tokens)
+        count = turns if tokens == 1 else turns // 5
+        replay_in_turn(arms, count)
+        bound = 2.0 if tokens == 1 else None
+        found += lines("cached rows beside 56 us", tokens * 16, arms, bound)
+        for arm in arms.values():
+            arm.times_us.clear()
+        replay_in_turn(arms, count // 8, queued=8)
+        found += lines("the same, 8 queued", tokens * 16, arms, None)[:1]
+    alone = {"alone": Steps(lookup, None, fresh=False).arm(1)}
+    for queued, bound in ((8, 30.0), (1, None)):
+        replay_in_turn(alone, turns // queued, queued=queued)
+        for share in (50, 99):
+            ours = percentile(alone["alone"].times_us, share)
+            name = f"the path alone, {queued} queued, p{share}"
+            line = Measure(name, 16, 0, ours, 0, 0, float("nan"), "us")
+            found.append(judged(line, at_most(bound, "us") if bound and share == 50 else None))
+        alone["alone"].times_us.clear()
+    return found
+
+
+def beside_copies(lookup: Lookup, turns: int) -> list[Measure]:
+    """Cached rows while 1 GiB goes both ways on other streams."""
+    host = torch.empty(1 << 30, dtype=torch.uint8).pin_memory()
+    other = torch.empty(1 << 30, dtype=torch.uint8).pin_memory()
+    memory = torch.empty(1 << 30, dtype=torch.uint8, device=_CUDA)
+    up, down = (torch.cuda.Stream() for _ in range(2))  # type: ignore[no-untyped-call]
+
+    def copy() -> None:
+        for stream in (up, down):
+            if not stream.query():
+                continue
+            with torch.cuda.stream(stream):
+                for _ in range(4):
+                    if stream is up:
+                        memory.copy_(host, non_blocking=True)
+                    else:
+                        other.copy_(memory, non_blocking=True)
+
+    copy()
+    arms = Steps(lookup, work_of(56, _CUDA), fresh=False).arms(1)
+    replay_in_turn(arms, turns, between=copy)
+    torch.cuda.synchronize()
+    ours, peer = (percentile(arms[arm].times_us, 99) for arm in ("with", "without"))
+    line = Measure(
+        "beside 1 GiB copies both ways: step in all, p99", 16, 0, ours, peer, ours / peer,
+        float("nan"), "us",
+    )  # fmt: skip
+    return [judged(line, at_most(100.0, "us")), *lines("beside the copies", 16, arms, None)[:2]]
+
+
+def read_from_disk(store: RowStore, pinned: Lookup | None, turns: int) -> list[Measure]:
+    """Rows that nobody has read, beside short and long work; the peer is pinned memory."""
+    found: list[Measure] = []
+    lookup = Lookup(store)
+    lookup.warm_up(_CUDA, [torch.bfloat16])
+    long = work_of(2000, _CUDA)
+    arms = Steps(lookup, long, fresh=True).arms(1)
+    replay_in_turn(arms, turns // 4)
+    found += lines("16 rows read beside 2 ms", 16, arms, 5.0)
+    layer = work_of(100, _CUDA)  # embedding and layer 0 at batch 1
+    for tokens in _LANES:
+        steps = Steps(lookup, layer, fresh=True)
+        peer = Steps(pinned, layer, fresh=True) if pinned is not None else steps
+        arms = {
+            "with": steps.arm(tokens),
+            "without": peer.arm(tokens, lookup=pinned is not None),
+            "without again": peer.arm(tokens, lookup=pinned is not None),
+        }
+        replay_in_turn(arms, turns // 5)
+        other = "pinned" if pinned is not None else "no lookup"
+        found += lines(f"{tokens} lanes read beside 100 us, less {other}", tokens * 16, arms, None)
+    lookup.check()
+    lookup.close()
+    return found
+
+
+def takes(lookup: Lookup, turns: int) -> list[Measure]:
+    """The take alone: 100 of 16 rows in one graph; 16K tokens beside one copy of as many bytes."""
+    path = lookup.path(_CUDA)
+    link = path.link  # type: ignore[union-attr]
+    store = lookup.store
+    found: list[Measure] = []
+    outputs = lookup.outputs
+    out = torch.empty((1, store.heads, store.row_values), dtype=torch.bfloat16, device=_CUDA)
+    channel = link.borrow(torch.cuda.current_stream().cuda_stream)
+    output = outputs.of(out)
+
+    def hundred() -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        for _ in range(100):
+            channel.take(stream, out, 1, output)
+
+    arms = {"takes": captured(hundred, (out,))}
+    replay_in_turn(arms, 200)
+    ours = percentile(arms["takes"].times_us, 50) / 100
+    line = Measure("take of 16 rows, one of 100", 16, 0, ours, 0, 0, float("nan"), "us")
+    found.append(judged(line, at_most(10.0, "us")))
+
+    tokens = link.eager_tokens
+    rows = tokens * store.heads
+    num_bytes = rows * store.row_bytes
+    large = torch.empty((tokens, store.heads, store.row_values), dtype=torch.bfloat16, device=_CUDA)
+    into = torch.empty(num_bytes, dtype=torch.uint8, device=_CUDA)
+    pieces = -(-16_384 // tokens)
+
+    def take() -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        for _ in range(pieces):
+            channel.take(stream, large, tokens, output)
+
+    def copy() -> None:
+        from rowstream.device import driver
+
+        stream = torch.cuda.current_stream().cuda_stream
+        for _ in range(pieces):
+            driver.copy_async(stream, into.data_ptr(), channel.core.staging_address, num_bytes)
+
+    arms = {
+        "with": captured(take, (large,)),
+        "without": captured(copy, (into,)),
+        "without again": captured(copy, (into,)),
+    }
+    replay_in_turn(arms, max(20, turns // 50))
+    mine, one, other = (
+        percentile(arms[arm].times_us, 50) for arm in ("with", "without", "without again")
+    )
+    peer = (one + other) / 2
+    line = Measure(
+        "take of 16K tokens / one copy of as many bytes", pieces * rows, 0, mine, peer, mine / peer,
+        other / one, "us",
+    )  # fmt: skip
+    found.append(judged(line, at_most(1.3)))
+    link.give_back(channel, torch.cuda.current_stream().cuda_stream)
+    return found
+
+
+def prefill(lookup: Lookup) -> list[Measure]:
+    """An eager lookup of 8K new tokens, in pieces."""
+    store = lookup.store
+    tokens = 8192
+    out = torch.empty((tokens, store.heads, store.row_values), dtype=torch.bfloat16, device=_CUDA)
+    times = []
+    for _ in range(5):
+        ids = torch.randint(store.num_rows, (tokens, store.heads), device=_CUDA)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        lookup(ids, out)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    per_1k = sorted(times)[2] * 1e3 / (tokens / 1024)
+    return [
+        Measure("prefill of new rows, per 1K tokens", 16_384, 0, per_1k, 0, 0, float("nan"), "ms")
+    ]
+
+
+def main() -> None:
+    parser = options(__doc__, gib=4.0)
+    parser.add_argument("--only-cached", action="store_true", help="no reads from the disk")
+    parser.add_argument("--turns", type=int, default=5000, help="replays of each (default 5000)")
+    arguments = parser.parse_args()
+    folder = table_at(arguments.dir, arguments.gib)
+    turns = arguments.turns
+    began = time.perf_counter()
+    with RowStore.open(folder, backend="disk", cache_bytes=64 << 20) as store:
+        opened_ms = (time.perf_counter() - began) * 1e3
+        lookup = Lookup(store)
+        began = time.perf_counter()
+        lookup.warm_up(_CUDA, [torch.bfloat16])
+        warm_s = time.perf_counter() - began
+        found = [
+            Measure("time to open", 0, 0, opened_ms, 0, 0, float("nan"), "ms"),
+            Measure("time to warm up, probe included", 0, 0, warm_s, 0, 0, float("nan"), "s"),
+        ]
+        print(lookup.sync_reason, lookup.stats(), flush=True)
+        for part in (cached, beside_copies, takes):
+            found += part(lookup, turns)
+            print(f"{part.__name__}: {time.perf_counter() - began:.0f} s", flush=True)
+        found += prefill(lookup)
+        held = store.stats()["memory_bytes"] - (64 << 20) + lookup.options.channel_bytes
+        line = Measure("memory without cache", 0, 0, held / 2**20, 0, 0, float("nan"), "MiB")
+        found.append(judged(line, at_most(64.0, "MiB")))
+        lookup.check()
+        lookup.close()
+    with (
+        RowStore.open(folder, backend="disk") as store,
+        RowStore.open(folder, backend="pinned") as resident,
+    ):
+        pinned = Lookup(resident, LookupOptions(place="pinned"))
+        pinned.warm_up(_CUDA, [torch.bfloat16])
+        found += read_from_disk(store, pinned, turns)
+        pinned.close()
+    finish("lookup", found, arguments, Device(folder).machine())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""A table's link to one GPU: kernels, pinned memory, the threads that answer, and its channels.
+
+Knows a native table and its geometry, no model. What a lookup puts into a stream is channel.py's,
+which rows become which values lookup.py's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rowstream import _core
+from rowstream.backends import NativeTable
+from rowstream.device import driver
+from rowstream.device.arena import PinnedArena, states
+from rowstream.device.channel import Channel
+from rowstream.device.kernels import kernels
+from rowstream.errors import ReadError
+
+__all__ = ["COPIES", "SPINS", "DeviceLink"]
+
+SPINS = ("auto", "always", "never")
+COPIES = ("auto", "kernel")
+_STATUS = {
+    1: "its rows could not be read",
+    2: "nobody answered in time",
+    3: "an id outside the table",
+    4: "the store is closed",
+    5: "two streams use one channel at a time",
+}
+# A lookup in eager mode is cut into pieces of a channel; two channels, so that one piece is copied
+# while the next one is read. 16,384 rows of 160 bytes are 2.8 MiB each.
+_EAGER_ROWS = 16_384
+
+
+class DeviceLink:
+    """Channels between a native table and one GPU. Any thread may look up; one at a time does."""
+
+    def __init__(
+        self,
+        table: NativeTable,
+        *,
+        device: torch.device,
+        row_bytes: int,
+        groups: Sequence[int],
+        heads: int | None = None,
+        owned: Sequence[int] | None = None,
+        sync: str = "doorbell",
+        channel_bytes: int = 32 << 20,
+        read_timeout_s: float = 2.0,
+        io_spin: str = "auto",
+        io_cpu: int | None = None,
+        copies: str = "auto",
+        name: str = "table",
+    ) -> None:
+        """Pin `channel_bytes` and start the threads.
+
+        `groups` are the rows of each n-gram that the table is asked for; `heads` and `owned` say
+        which of a token's rows these are, where others are another rank's. `copies="kernel"` leaves
+        the copy engines to the engine's own transfers. Raises UnavailableError where this GPU
+        cannot.
+        """
+        if copies not in COPIES:
+            raise ValueError(f"copies needs one of {', '.join(COPIES)}, got {copies!r}")
+        self.device = torch.device("cuda", device.index or 0)
+        self.sync = sync
+        self.row_bytes = row_bytes
+        self.owned = sum(groups)
+        self.heads = self.owned if heads is None else heads
+        self.give_up_ns = int((read_timeout_s * 2 + 1) * 1e9)
+        self.kernels = kernels(self.device.index)
+        self.head_of, self.slot_of = self._maps(owned)
+        self._copies = copies
+        self._groups = list(groups)
+        self._name = name
+        self._table = table
+        cpus = _cpus_near(self.device.index) if io_cpu is None else [io_cpu]
+        self.arena = PinnedArena(channel_bytes, cpus)
+        self._loop = _core.Loop(
+            table,
+            list(groups),
+            read_timeout_s=read_timeout_s,
+            spin=io_spin,
+            ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            cpus=cpus,
+        )
+        states(self.device).refill()
+        self._eager_rows = min(_EAGER_ROWS, self._fitting_rows())
+        self._idle: list[tuple[Channel, int]] = []  # with the stream of their last take
+        self._lock = threading.RLock()
+        self._faults = 0
+
+    # --- channels ---------------------------------------------------------------------------------
+
+    def add(self, max_rows: int, *, gated: bool) -> _core.Channel:
+        """A channel of the core. Raises UnavailableError when the arena is full."""
+        return self._loop.add(self.arena.core, max_rows, self.row_bytes, gated)
+
+    def for_graph(self, stream: int, tokens: int) -> Channel:
+        """A channel of its own for one lookup in the graph that `stream` captures."""
+        channel = Channel(self, max(1, tokens * self.owned))
+        channel.belong_to_graph(stream)
+        return channel
+
+    @property
+    def eager_tokens(self) -> int:
+        """Tokens that one channel of an eager lookup holds."""
+        return max(1, self._eager_rows // self.owned)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else enqueues meanwhile, or another thread's post could come between."""
+        with self._lock:
+            yield
+
+    def borrow(self, stream: int) -> Channel:
+        """A channel that nothing uses, once the stream gets there; to be given back."""
+        states(self.device).refill()
+        for place, (channel, last) in enumerate(self._idle):
+            if last == stream:
+                del self._idle[place]
+                return channel
+        if self._idle and len(self._idle) >= 2:
+            channel, _ = self._idle.pop(0)
+            if channel.taken is not None:
+                torch.cuda.current_stream(self.device).wait_event(channel.taken)
+            return channel
+        return Channel(self, self.eager_tokens * self.owned)
+
+    def give_back(self, channel: Channel, stream: int) -> None:
+        """After its take was put into the stream."""
+        if channel.taken is None:
+            channel.taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        channel.taken.record(torch.cuda.current_stream(self.device))
+        self._idle.append((channel, stream))
+
+    def fill(self, channel: Channel, ids: np.ndarray[Any, Any]) -> None:
+        """Read the rows of ids [tokens, owned] for the next step of a gated channel."""
+        if channel.taken is not None:
+            channel.taken.synchronize()  # its staging is still being taken
+        rows = ids.size
+        core = channel.core
+        core.mailbox[:rows] = ids.reshape(-1)
+        staging = core.staging[:rows].reshape(*ids.shape, self.row_bytes)
+        self._table.gather(ids, self._groups, staging)
+        core.fill(core.door + 1)
+
+    def copies_by_dma(self, rows: int, from_rows: int) -> bool:
+        """Whether so many rows go by the copy engine."""
+        return self._copies == "auto" and rows > from_rows
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def kick(self) -> None:
+        """A lookup is near: wake the thread that answers. Never needed, and cheap."""
+        self._loop.kick()
+
+    def check(self) -> None:
+        """Raise what made a step void since the last check, once.
+
+        ReadError, or IndexError for an id outside the table. What the model computed from that
+        step is of no use.
+        """
+        faults = self._loop.faults
+        if faults == self._faults:
+            return
+        void = faults - self._faults
+        self._faults = faults
+        self._loop.raise_failure()
+        with self._lock:
+            words = [channel.core.fault[0] for channel, _ in self._idle]
+        status = max(words, default=0) & 255
+        reason = _STATUS.get(status, "its rows did not come")
+        raise ReadError(errno.EIO, f"{void} void steps: {reason}", self._name)
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes and counts of the link."""
+        counters = self._loop.counters()
+        return {
+            "sync": self.sync,
+            "io_spins": self._loop.spins,
+            "channels": self._loop.channels,
+            "channel_bytes": self.arena.core.bytes,
+            "channel_bytes_used": self.arena.core.used_bytes,
+            "rings": counters["rings"],
+            "void_steps": self._loop.faults,
+            "late_answers": counters["late"],
+            "answer_s": counters["answer_ns"] * 1e-9,
+        }
+
+    def close(self) -> None:
+        """Every wait passes from now on, and every step is void."""
+        self._loop.close()
+        with self._lock:
+            self._idle.clear()
+
+    def _fitting_rows(self) -> int:
+        per_row = _core.Channel.bytes_for(1024, self.row_bytes) // 1024 + 1
+        return max(self.owned, self.arena.core.bytes // 4 // per_row)
+
+    def _maps(self, owned: Sequence[int] | None) -> tuple[int, int]:
+        """Addresses of which head each place is, and of which place each head has."""
+        if owned is None or list(owned) == list(range(self.heads)):
+            return 0, 0
+        slots = [-1] * self.heads
+        for place, head in enumerate(owned):
+            slots[head] = place
+        self._tensors = [
+            torch.tensor(values, dtype=torch.int32, device=self.device)
+            for values in (list(owned), slots)
+        ]
+        _KEPT.extend(self._tensors)
+        return self._tensors[0].data_ptr(), self._tensors[1].data_ptr()
+
+
+# what captured graphs may still read after their link is gone
+_KEPT: list[torch.Tensor] = []
+
+
+def _cpus_near(device: int) -> list[int]:
+    """The processors of the GPU's NUMA node that are ours; none: the machine does not say."""
+    node = driver.attributes(device).numa_node
+    if node is None:
+        return []
+    try:
+        listed = Path(f"/sys/devices/system/node/node{node}/cpulist").read_text()
+    except OSError:
+        return []
+    near: set[int] = set()
+    for part in listed.strip().split(","):
+        first, _, last = part.partition("-")
+        near.update(range(int(first), int(last or first) + 1))
+    return sorted(near & os.sched_getaffinity(0))

@@ -1,0 +1,259 @@
+"""What a GPU adds to a served model: void steps, counters, and options that a CPU has not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("starlette")
+pytest.importorskip("prometheus_client")
+
+from rowstream.device.lookup import LookupOptions
+from rowstream.engines import transformers as models
+from rowstream.engines.model_tables import ModelTable
+from rowstream.errors import ReadError, UnavailableError
+from rowstream.runtime.generate import TransformersEngine
+from rowstream.serve.app import create_app
+from test_metrics import samples
+
+CALL = {"model": "org/tiny", "prompt": "The river", "max_tokens": 5, "temperature": 0}
+VOID = ReadError(5, "1 void steps: nobody answered in time", "layers.1.ple")
+LINK = {
+    "sync": "doorbell",
+    "io_spins": True,
+    "channels": 2,
+    "channel_bytes": 32 << 20,
+    "channel_bytes_used": 6 << 20,
+    "rings": 41,
+    "void_steps": 1,
+    "late_answers": 2,
+    "answer_s": 0.25,
+}
+ADDRESSED = {
+    "addressed": "device",
+    "addressed_bytes": 48 << 30,
+    "fill_s": 20.5,
+    "lookups": 7,
+    "captured_lookups": 0,
+}
+
+
+class Way:
+    """A GPU's way to a table that has counted, and of which a step is void."""
+
+    def __init__(self, stats: dict[str, Any]) -> None:
+        self._stats = stats
+        self.checks = 0
+
+    def stats(self) -> dict[str, Any]:
+        return dict(self._stats)
+
+    def check(self) -> None:
+        self.checks += 1
+        raise VOID
+
+    def close(self) -> None:
+        pass
+
+
+class Steps:
+    """A check after each step that fails where it is told to."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.failing: set[int] = set()
+
+    def __call__(self) -> None:
+        self.seen += 1
+        if self.seen in self.failing:
+            raise VOID
+
+
+@pytest.fixture
+def steps() -> Steps:
+    return Steps()
+
+
+@pytest.fixture
+def app(synth_model: Any, synth_tokenizer: Any, steps: Steps) -> Iterator[Any]:
+    engine = TransformersEngine(
+        synth_model,
+        synth_tokenizer,
+        name="org/tiny",
+        tables=models.model_tables(synth_model),
+        check=steps,
+    )
+    yield create_app(engine)
+    engine.close()
+
+
+def ask(app: Any, method: str, path: str, **content: Any) -> httpx.Response:
+    async def call() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **content)
+
+    return asyncio.run(call())
+
+
+def test_a_void_step_ends_its_request_and_shows_for_a_minute(
+    app: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine = ask(app, "POST", "/v1/completions", json=CALL)
+    assert (fine.status_code, steps.seen) == (200, 5)
+    assert ask(app, "GET", "/health").json()["status"] == "ok"
+
+    # the prefill of the next request, and the third token of the one after it
+    steps.failing = {6, 9}
+    failed = ask(app, "POST", "/v1/completions", json=CALL)
+    assert failed.status_code == 500
+    assert failed.json()["error"]["code"] == "read_error"
+    health = ask(app, "GET", "/health").json()
+    assert health["status"] == "degraded"
+    assert health["reason"] == "a read failed 0 s ago, 1 since the start"
+
+    cut = ask(app, "POST", "/v1/completions", json=CALL | {"stream": True})
+    *pieces, last = cut.text.strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "read_error"
+    # the token of the void step is not sent
+    text = "".join(json.loads(p.removeprefix("data: "))["choices"][0]["text"] for p in pieces)
+    whole = fine.json()["choices"][0]["text"]
+    assert whole.startswith(text)
+    assert text != whole
+    assert steps.seen == 9
+
+    again = ask(app, "POST", "/v1/completions", json=CALL)
+    assert again.json()["choices"] == fine.json()["choices"]
+    assert "2 since the start" in ask(app, "GET", "/health").json()["reason"]
+    found = samples(ask(app, "GET", "/metrics").text)
+    assert found["rowstream_errors_total{kind=read_error}"] == 2
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
+    assert ask(app, "GET", "/health").json()["status"] == "ok"
+
+
+def test_ways_to_gpus_are_shown_and_no_failure_is_taken_from_its_step(
+    app: Any, synth_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (module,) = models._streamed(synth_model)
+    link, place = Way(LINK), Way(ADDRESSED)
+    monkeypatch.setattr(module.lookup, "_paths", {0: link, 1: place})
+    monkeypatch.setattr(module.lookup, "sync_reason", "probed")
+
+    (table,) = ask(app, "GET", "/health").json()["tables"]
+    assert table["table"] == "layers.1.ple"
+    assert table["gpus"] == {"cuda:0": LINK | {"sync_reason": "probed"}, "cuda:1": ADDRESSED}
+    found = samples(ask(app, "GET", "/metrics").text)
+    one, other = "{gpu=cuda:0,table=layers.1.ple}", "{gpu=cuda:1,table=layers.1.ple}"
+    assert found[f"rowstream_table_gpu_rings_total{one}"] == 41
+    assert found[f"rowstream_table_gpu_void_steps_total{one}"] == 1
+    assert found[f"rowstream_table_gpu_late_answers_total{one}"] == 2
+    assert found[f"rowstream_table_gpu_answer_seconds_total{one}"] == 0.25
+    assert found[f"rowstream_table_gpu_channel_bytes{one}"] == 32 << 20
+    assert found[f"rowstream_table_gpu_lookups_total{other}"] == 7
+    assert found[f"rowstream_table_gpu_addressed_bytes{other}"] == 48 << 30
+    assert f"rowstream_table_gpu_rings_total{other}" not in found
+    labels = "{addressed=none,gpu=cuda:0,sync=doorbell,table=layers.1.ple}"
+    assert found[f"rowstream_table_gpu_info{labels}"] == 1
+    assert (link.checks, place.checks) == (0, 0)
+    with pytest.raises(ReadError, match="void steps"):
+        module.lookup.stats()
+    assert ModelTable(module.lookup).ways() == [
+        "cuda:0: sync doorbell (probed), 32 MiB pinned for channels",
+        "cuda:1: addressed in device memory, 48.00 GiB in 20.5 s",
+    ]
+
+
+def test_on_a_cpu_there_is_no_way_to_show(app: Any, synth_model: Any) -> None:
+    models.warm_up(synth_model)
+    (table,) = ask(app, "GET", "/health").json()["tables"]
+    assert table["gpus"] == {}
+    assert table["backend"] == "disk"
+    assert "rowstream_table_gpu_rings_total{" not in ask(app, "GET", "/metrics").text
+
+
+def test_warming_up_makes_the_ways_of_a_gpu_in_the_models_type(
+    synth_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (module,) = models._streamed(synth_model)
+    warmed: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(module.lookup, "warm_up", lambda *args: warmed.append(args))
+    fake = SimpleNamespace(device=SimpleNamespace(type="cuda"), modules=synth_model.modules)
+    models.warm_up(fake)
+    assert warmed == [(fake.device, [module.dtype])]
+
+
+@pytest.mark.parametrize(
+    ("options", "wish"),
+    [
+        ({"table_backend": "device"}, "table_backend device"),
+        ({"table_backend": "file", "device": "cpu"}, "table_backend file"),
+        ({"lookup": LookupOptions(place="device")}, "place device"),
+        ({"lookup": LookupOptions(sync="kernel")}, "sync kernel"),
+    ],
+)
+def test_what_only_a_gpu_has_is_refused_on_a_cpu(
+    synth_checkpoint: Any, options: dict[str, Any], wish: str
+) -> None:
+    with pytest.raises(UnavailableError) as failure:
+        models.load_model(synth_checkpoint, **options)
+    assert str(failure.value) == f"{wish} needs a model on a GPU (device cuda), its device is cpu"
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda:1"}, {"device": 0}, {"device_map": "auto"}])
+def test_without_cuda_the_reason_is_the_drivers(
+    synth_checkpoint: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rowstream.device.driver.available", lambda: (False, "torch sees no GPU"))
+    with pytest.raises(UnavailableError, match="table_backend file needs a GPU: torch sees"):
+        models.load_model(synth_checkpoint, table_backend="file", **options)
+
+
+def test_nothing_is_read_ahead_for_a_table_that_the_gpu_has(
+    synth_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rowstream.device.driver.available", lambda: (True, "a GPU"))
+    for backend, hooks in [("disk", 1), ("device", 0), ("file", 0)]:
+        # a device map is taken at its word
+        model = models.load_model(synth_checkpoint, table_backend=backend, device_map={"": "cpu"})
+        assert len(model.model._forward_pre_hooks) == hooks
+        (table,) = models.model_tables(model)
+        with table.prefetch([(None, list(range(100)))]) as ticket:
+            assert (ticket.progress().wanted_rows > 0) == bool(hooks)
+        assert models.stores(model)[0].backend == {"file": "mmap"}.get(backend, "disk")
+        models.close(model)
+
+
+@pytest.mark.parametrize(("host_s", "gpu_s"), [(10.0, 2.0), (0.5, 0.5)])
+def test_serve_says_how_a_gpu_waits(
+    synth_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, host_s: float, gpu_s: float
+) -> None:
+    from rowstream.serve.server import serve
+
+    given: dict[str, Any] = {}
+
+    def load_model(path: str, **options: Any) -> Any:
+        given.update(options)
+        raise UnavailableError("enough seen")
+
+    monkeypatch.setattr(models, "load_model", load_model)
+    with pytest.raises(UnavailableError, match="enough seen"):
+        serve(
+            str(synth_checkpoint),
+            port=0,
+            table_backend="file",
+            sync="hostnode",
+            read_timeout_s=host_s,
+        )
+    assert given["table_backend"] == "file"
+    assert given["lookup"] == LookupOptions(sync="hostnode", read_timeout_s=gpu_s)
+    assert given["read_timeout_s"] == host_s

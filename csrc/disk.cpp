@@ -104,6 +104,7 @@ DiskTable::DiskTable(const std::vector<std::string>& paths, std::vector<PlaneSpe
   row_slot_bytes_ = slot_bytes_;
   slot_bytes_ = std::max(slot_bytes_, joined_span(options_.queue_depth, largest));
   if (!options_.faults.empty()) faults_ = std::make_shared<FaultSchedule>(options_.faults);
+  if (source_.has_copies()) drives_ = std::make_unique<Drives>(source_.files);
   plan_ = std::make_unique<Plan>(source_.planes, kPieceRows, slot_bytes_);
   lane_ = make_lane(slot_bytes_, &reader_note_);
   reader_name_ = lane_->reader().name();
@@ -132,7 +133,7 @@ std::unique_ptr<Lane> DiskTable::make_lane(uint32_t slot_bytes, std::string* not
         std::make_unique<FaultReader>(std::move(choice.reader), faults_, options_.queue_depth);
   }
   return std::make_unique<Lane>(std::move(choice.reader), std::move(bounce), options_.queue_depth,
-                                row_slot_bytes_, slot_bytes);
+                                row_slot_bytes_, slot_bytes, drives_.get());
 }
 
 DiskTable::~DiskTable() {

@@ -87,8 +87,9 @@ class DiskTable {
   Source source_;
   std::vector<int> registered_;  // the descriptors that readers are made with
   std::vector<uint32_t> alignments_;
-  uint32_t slot_bytes_ = 0;      // the longest span
-  uint32_t row_slot_bytes_ = 0;  // the longest span of one row
+  std::unique_ptr<Drives> drives_;  // where some rows have copies
+  uint32_t slot_bytes_ = 0;         // the longest span
+  uint32_t row_slot_bytes_ = 0;     // the longest span of one row
   std::unique_ptr<Plan> plan_;
   std::shared_ptr<FaultSchedule> faults_;
   std::unique_ptr<Lane> lane_;  // none once closed

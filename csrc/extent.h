@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace rowstream {
@@ -22,12 +23,23 @@ struct Location {
 
 class Plane {
  public:
-  // Extents are sorted and gapless from row 0. Throws std::invalid_argument.
+  // Extents are sorted and gapless from row 0. One with the rows of the one before is a copy of it.
+  // Throws std::invalid_argument.
   Plane(uint32_t row_bytes, std::vector<Extent> extents);
 
   uint32_t row_bytes() const { return row_bytes_; }
   int64_t num_rows() const { return num_rows_; }
+  // without copies
   const std::vector<Extent>& extents() const { return extents_; }
+  // the extents that are copies, and what they are copies of
+  bool has_copies() const { return !copies_.empty(); }
+  const std::vector<std::vector<Extent>>& copies() const { return copies_; }
+  // every place of the extent that has the row, the usual one first; none where that is the only
+  // one
+  std::span<const Extent> copies_of(int64_t row) const {
+    return has_copies() ? std::span<const Extent>(copies_[index_of(row)])
+                        : std::span<const Extent>();
+  }
 
   // 0 <= row < num_rows(), checked by the caller
   Location locate(int64_t row) const {
@@ -43,6 +55,7 @@ class Plane {
   int64_t num_rows_ = 0;
   int64_t rows_per_extent_ = 0;  // all but the last are as long as the first; 0: they are not
   std::vector<Extent> extents_;
+  std::vector<std::vector<Extent>> copies_;  // by extent, or nothing where there are none
 };
 
 }  // namespace rowstream

@@ -107,6 +107,7 @@ void Gather::feed(Lane& lane, unsigned limit) {
       if (!more_) return;
     }
     expect(span);
+    if (!span.copies.empty()) span = plan_.moved(span, lane.drives()->choose(span.copies));
     push(lane, lane.take(span));
   }
 }
@@ -139,6 +140,7 @@ bool Gather::reap(Lane& lane, unsigned limit) {
         if (outcome == Outcome::kArrived) copy_rows(slot, lane.bounce_of(completion.slot));
       }
     } catch (const ReadFailure&) {
+      if (try_another_copy(lane, completion.slot)) continue;
       lose(slot, std::current_exception());
     }
     lane.release(completion.slot);
@@ -250,6 +252,17 @@ Gather::Outcome Gather::take_apart(const Slot& slot) {
   return Outcome::kTakenApart;
 }
 
+// What one copy cannot give is lost only when no other one can.
+bool Gather::try_another_copy(Lane& lane, uint32_t number) {
+  const Slot& slot = lane[number];
+  const auto copies = static_cast<uint32_t>(slot.span.copies.size());
+  if (slot.bad_copies + 1 >= copies) return false;
+  lane.move(number, plan_.moved(slot.span, (slot.span.copy + 1) % copies));
+  read_.retries += 1;
+  push(lane, number);
+  return true;
+}
+
 void Gather::fail(const Slot& slot, int code, std::string reason) const {
   throw ReadFailure(code, source_.files[slot.span.file].path(), slot.span.offset, slot.span.needed,
                     slot.got, std::move(reason));
@@ -258,7 +271,8 @@ void Gather::fail(const Slot& slot, int code, std::string reason) const {
 void Gather::copy_rows(const Slot& slot, const std::byte* from) {
   for (const Item& item : slot.span.items) {
     std::memcpy(out_ + size_t{item.row} * source_.row_bytes + source_.starts[item.plane],
-                from + (item.offset() - slot.span.offset), source_.planes[item.plane].row_bytes());
+                from + (item.offset() + slot.span.shift - slot.span.offset),
+                source_.planes[item.plane].row_bytes());
   }
 }
 

@@ -55,6 +55,7 @@ class Gather {
   enum class Outcome { kArrived, kPushedAgain, kTakenApart };
   Outcome judge(Lane& lane, const Completion& completion);
   Outcome take_apart(const Slot& slot);
+  bool try_another_copy(Lane& lane, uint32_t slot);
   [[noreturn]] void fail(const Slot& slot, int code, std::string reason = {}) const;
   // the rows of a span that cannot be read
   void lose(const Slot& slot, std::exception_ptr why);

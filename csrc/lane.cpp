@@ -5,11 +5,12 @@
 namespace rowstream {
 
 Lane::Lane(std::unique_ptr<Reader> reader, Pages bounce, unsigned depth, uint32_t row_bytes,
-           uint32_t slot_bytes)
+           uint32_t slot_bytes, Drives* drives)
     : bounce_(std::move(bounce)),
       reader_(std::move(reader)),
       row_bytes_(row_bytes),
       slot_bytes_(slot_bytes),
+      drives_(drives),
       slots_(depth),
       done_(depth) {
   free_.reserve(depth);
@@ -21,10 +22,19 @@ uint32_t Lane::take(const Span& span) {
   free_.pop_back();
   slots_[slot] = {span};
   slots_[slot].busy = true;
+  if (drives_ != nullptr) drives_->began(span.file);
   return slot;
 }
 
+void Lane::move(uint32_t slot, const Span& span) {
+  const unsigned bad = slots_[slot].bad_copies + 1;
+  release(slot);
+  take(span);  // the one that has just become free
+  slots_[slot].bad_copies = bad;
+}
+
 void Lane::release(uint32_t slot) {
+  if (drives_ != nullptr) drives_->ended(slots_[slot].span.file);
   slots_[slot].busy = false;
   free_.push_back(slot);
 }

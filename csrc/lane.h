@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "drives.h"
 #include "memory.h"
 #include "plan.h"
 #include "reader.h"
@@ -14,11 +15,12 @@ namespace rowstream {
 // a span on its way: which bytes have arrived, and what has been tried
 struct Slot {
   Span span;
-  uint32_t got = 0;       // bytes from span.offset that have arrived
-  unsigned attempts = 0;  // in a row, without a new byte
-  unsigned errors = 0;    // real errors, as opposed to "not now"
-  bool direct = false;    // as it was pushed: the file may have been downgraded since
-  bool buffered = false;  // direct reads of it failed
+  uint32_t got = 0;         // bytes from span.offset that have arrived
+  unsigned attempts = 0;    // in a row, without a new byte
+  unsigned errors = 0;      // real errors, as opposed to "not now"
+  bool direct = false;      // as it was pushed: the file may have been downgraded since
+  bool buffered = false;    // direct reads of it failed
+  unsigned bad_copies = 0;  // that could not be read
   bool busy = false;
 };
 
@@ -26,8 +28,9 @@ class Lane {
  public:
   // A slot has room for a span of slot_bytes. One of row_bytes, of a single row that is, has its
   // own that lies closer to the others: far apart, the sixteen reads of a token took 3 % longer.
+  // drives: where some rows have copies.
   Lane(std::unique_ptr<Reader> reader, Pages bounce, unsigned depth, uint32_t row_bytes,
-       uint32_t slot_bytes);
+       uint32_t slot_bytes, Drives* drives);
 
   static size_t bounce_bytes(unsigned depth, uint32_t row_bytes, uint32_t slot_bytes) {
     return depth * (size_t{row_bytes} + (slot_bytes > row_bytes ? slot_bytes : 0));
@@ -38,7 +41,12 @@ class Lane {
   uint32_t slot_bytes() const { return slot_bytes_; }
   unsigned in_flight() const { return depth() - static_cast<unsigned>(free_.size()); }
 
+  // where rows have copies, else nothing
+  Drives* drives() { return drives_; }
+
   uint32_t take(const Span& span);
+  // the slot goes on with another copy of its rows
+  void move(uint32_t slot, const Span& span);
   void release(uint32_t slot);
   bool busy(uint32_t slot) const { return slots_[slot].busy; }
   Slot& operator[](uint32_t slot) { return slots_[slot]; }
@@ -61,6 +69,7 @@ class Lane {
   std::unique_ptr<Reader> reader_;
   uint32_t row_bytes_;
   uint32_t slot_bytes_;
+  Drives* drives_;
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_;
   std::vector<Completion> done_;

@@ -55,7 +55,10 @@ Plan::Plan(const std::vector<Plane>& planes, uint32_t rows, uint32_t span_bytes)
   const size_t table = std::bit_ceil(size_t{rows}) * 2;
   const size_t bytes = 2 * items * sizeof(Item) + rows * sizeof(int64_t) + rows * sizeof(Copy) +
                        2 * rows * sizeof(uint32_t) + table * sizeof(uint32_t) + 7 * 64;
-  for (const Plane& plane : planes) row_bytes_ += plane.row_bytes();
+  for (const Plane& plane : planes) {
+    row_bytes_ += plane.row_bytes();
+    has_copies_ |= plane.has_copies();
+  }
   scratch_ = Pages(bytes, "rowstream plan");
   if (bytes >= kHugeFrom) madvise(scratch_.data(), scratch_.size(), MADV_HUGEPAGE);
   std::byte* at = scratch_.data();
@@ -87,8 +90,10 @@ void Plan::build(const Batch& batch, std::span<const uint32_t> alignments,
   table_mask_ = static_cast<uint32_t>(slots - 1);
 
   add_groups(batch, groups);
-  const uint32_t smallest = *std::min_element(alignments.begin(), alignments.end());
-  sort(static_cast<unsigned>(std::countr_zero(smallest)));
+  const auto [smallest, largest] = std::minmax_element(alignments.begin(), alignments.end());
+  // elsewhere the same rows may begin and end in the middle of blocks
+  joined_bytes_ = span_bytes_ - (has_copies_ ? std::min(*largest, span_bytes_) : 0);
+  sort(static_cast<unsigned>(std::countr_zero(*smallest)));
 }
 
 void Plan::add_groups(const Batch& batch, size_t groups) {
@@ -189,9 +194,7 @@ Span Plan::merge(std::span<const Item> items, bool join) const {
   const uint32_t file = items.front().file();
   const uint64_t align = alignments_[file];  // a power of two
   const auto down = [align](uint64_t offset) { return offset & ~(align - 1); };
-  const auto bytes_end = [this](const Item& item) {
-    return item.offset() + planes_[item.plane].row_bytes();
-  };
+  const std::span<const Extent> copies = copies_of(items.front());
   const uint64_t offset = down(items.front().offset());
   uint64_t needed = bytes_end(items.front());
   uint64_t end = down(needed + align - 1);
@@ -202,7 +205,9 @@ Span Plan::merge(std::span<const Item> items, bool join) const {
     const uint64_t start = down(item.offset());
     if (item.file() != file || (start >= end && (!join || start - end > kJoinBytes))) break;
     const uint64_t item_end = std::max(end, down(bytes_end(item) + align - 1));
-    if (item_end - offset > span_bytes_) break;
+    if (item_end - offset > joined_bytes_) break;
+    // another extent's copies lie elsewhere
+    if (has_copies_ && copies_of(item).data() != copies.data()) break;
     joined |= start >= end;
     needed = std::max(needed, bytes_end(item));
     end = item_end;
@@ -212,7 +217,26 @@ Span Plan::merge(std::span<const Item> items, bool join) const {
           static_cast<uint32_t>(needed - offset),
           file,
           joined,
-          items.first(count)};
+          items.first(count),
+          copies};
+}
+
+Span Plan::moved(const Span& span, uint32_t copy) const {
+  Span there = span;
+  there.copy = copy;
+  there.file = span.copies[copy].file;
+  there.shift = span.copies[copy].offset - span.copies.front().offset;
+  uint64_t first = UINT64_MAX;  // within a block, items are in any order
+  uint64_t end = 0;
+  for (const Item& item : span.items) {
+    first = std::min(first, item.offset());
+    end = std::max(end, bytes_end(item));
+  }
+  const uint64_t align = alignments_[there.file];
+  there.offset = (first + there.shift) & ~(align - 1);
+  there.needed = static_cast<uint32_t>(end + there.shift - there.offset);
+  there.length = static_cast<uint32_t>((there.needed + align - 1) & ~(align - 1));
+  return there;
 }
 
 }  // namespace rowstream

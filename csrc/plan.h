@@ -42,6 +42,11 @@ struct Span {
   uint32_t file;
   bool joined;  // over blocks that no item needs, or from one block to the next
   std::span<const Item> items;
+  // of rows that lie in several places: these, which of them is meant, and how much further on
+  // (modulo 2^64) an item lies there than it says
+  std::span<const Extent> copies = {};
+  uint32_t copy = 0;
+  uint64_t shift = 0;
 };
 
 // a group that occurred before in the piece: its rows are copied once the first
@@ -76,6 +81,8 @@ class Plan {
   // The longest span from the front of items, which are in disk order. join: as next() does it, or
   // only what shares blocks.
   Span merge(std::span<const Item> items, bool join) const;
+  // the span of the same rows in another one of its copies
+  Span moved(const Span& span, uint32_t copy) const;
 
   std::span<const Copy> copies() const { return copies_.first(num_copies_); }
   // rows of the piece that have no id: they read as zeroes
@@ -93,11 +100,19 @@ class Plan {
   void add_groups(const Batch& batch, size_t groups);
   void add_group(const GroupKey& key);
   bool pooled(const GroupKey& key, uint32_t first_row);
+  std::span<const Extent> copies_of(const Item& item) const {
+    return has_copies_ ? planes_[item.plane].copies_of(ids_[item.row]) : std::span<const Extent>();
+  }
+  uint64_t bytes_end(const Item& item) const {
+    return item.offset() + planes_[item.plane].row_bytes();
+  }
   void sort(unsigned low_bits);
 
   const std::vector<Plane>& planes_;
   const int64_t num_rows_;
   const uint32_t span_bytes_;
+  uint32_t joined_bytes_ = 0;  // the largest span of several rows
+  bool has_copies_ = false;
 
   Pages scratch_;
   std::span<Item> items_;

@@ -26,6 +26,8 @@ struct Source {
   std::vector<FileState> states() const;
   // throws ReadFailure where a file is not what it was at the opening
   void check_unchanged() const;
+  // whether some rows lie in several places
+  bool has_copies() const;
 
   std::vector<Plane> planes;
   std::vector<uint32_t> starts;  // where a plane's bytes begin in an output row

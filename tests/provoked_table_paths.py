@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from checkpoints import (
 from provocations import Provoke, met
 from rowstream import ManifestError, UnavailableError, tables
 from rowstream.engines.loadable import loadable
+from rowstream.manifest import Manifest
 from rowstream.profile import DeviceProfile
 
 INDEX = "model.safetensors.index.json"
@@ -32,10 +34,12 @@ REST = [scale(), *hash_buffers()]
 Files = Sequence[Sequence[Array]]
 
 
-def apart(*places: Files, model: Files = (REST,), index: dict[str, str] | None = None) -> Provoke:
+def apart(
+    *places: Files, model: Files = (REST,), index: dict[str, str] | None = None
+) -> Callable[[Path], list[Manifest]]:
     """A model, and table paths of some files each."""
 
-    def provoke(folder: Path) -> object:
+    def provoke(folder: Path) -> list[Manifest]:
         for number, files in enumerate((model, *places)):
             place = folder / str(number)
             place.mkdir()
@@ -49,6 +53,18 @@ def apart(*places: Files, model: Files = (REST,), index: dict[str, str] | None =
     return provoke
 
 
+def twice(folder: Path) -> object:
+    apart([SHARDS])(folder)
+    return tables(folder / "0", table_paths=[folder / "1", folder / "1" / "a.safetensors"])
+
+
+def shortened(folder: Path) -> object:
+    (manifest,) = apart([SHARDS], [SHARDS])(folder)
+    (plane,) = manifest.planes
+    copies = (replace(plane.copies[0], num_rows=1),)
+    return replace(manifest, planes=(replace(plane, copies=copies),))
+
+
 def changed(change: Callable[[Array], Array]) -> Files:
     return ([change(SHARDS[0]), *SHARDS[1:]],)
 
@@ -59,9 +75,14 @@ met(
     apart([[int64("other", [1])]]),
 )
 met(
-    "<file>: <tensor> needs each shard in one table path, found also <file>",
+    "<file>: <tensor> needs a file of its own for each copy, found also <file>",
     ManifestError,
-    apart([SHARDS], [SHARDS[:1]]),
+    twice,
+)
+met(
+    "<tensor> <plane> copy needs the rows of an extent, found <n> from <n>",
+    ManifestError,
+    shortened,
 )
 met(
     "<file>: <tensor> needs one file, found also <file>",

@@ -167,7 +167,10 @@ def test_manifests_check_copies(split: Split, wrong: str) -> None:
     (plane,) = manifest.planes
     copy, *others = plane.copies
     changed, match = {
-        "rows": (replace(copy, num_rows=15), "extent at row 0 needs one with the 15 rows"),
+        "rows": (
+            replace(copy, num_rows=15),
+            "codes copy needs the rows of an extent, found 15 from 0",
+        ),
         "file": (replace(copy, file=5), "file needs below 5, found 5"),
         "size": (replace(copy, offset=10_000), "s.safetensors: .* needs 96 bytes at 10000"),
     }[wrong]

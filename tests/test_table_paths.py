@@ -167,17 +167,12 @@ def test_a_path_without_rows(split: Split, tmp_path: Path, place: str) -> None:
     split.fails(f"{place} needs {need}", path)
 
 
-def test_the_same_shard_in_two_paths(split: Split) -> None:
-    for folder in (split.a, split.b):
-        shutil.copy(split.model / "s0.safetensors", folder)
-    split.fails(
-        r"shard_0\.weight needs each shard in one table path, found also .*/a/s0",
-        *(
-            split.a,
-            split.b,
-        ),
-    )
-    split.fails("each shard in one table path", split.a, split.a)
+def test_the_same_file_twice(split: Split) -> None:
+    shutil.copy(split.model / "s0.safetensors", split.a)
+    (split.b / "s.safetensors").symlink_to(split.a / "s0.safetensors")
+    match = r"shard_0\.weight needs a file of its own for each copy, found also .*/a/s0"
+    split.fails(match, split.a, split.a)
+    split.fails(match, split.a, split.b)
 
 
 def test_constants_may_come_twice_when_they_agree(split: Split) -> None:

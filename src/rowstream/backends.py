@@ -110,7 +110,6 @@ def open_table(
     replaced since its header was read, ReadError where one cannot be opened.
     """
     _check("backend", backend, BACKENDS)
-    paths, planes = _native_source(manifest)
     why = "asked for"
     if backend == "auto" and options.reader != "auto":
         backend, why = "disk", "a reader was asked for"
@@ -120,8 +119,7 @@ def open_table(
     if backend in ("mmap", "pinned"):
         mapped = backend == "mmap"
         resident = _core.ResidentTable(
-            paths,
-            planes,
+            *_native_source(manifest),
             mapped=mapped,
             zero_rows=options.on_read_error == "zero-rows",
             budget_bytes=options.resident_budget_bytes or 0,
@@ -131,8 +129,7 @@ def open_table(
         opened = OpenTable(resident, backend, why, None, None)
     else:
         disk = _core.DiskTable(
-            paths,
-            planes,
+            *_native_source(manifest, copies=True),
             reader=options.reader,
             queue_depth=options.queue_depth,
             block=options.block,
@@ -144,6 +141,8 @@ def open_table(
             groups=manifest.groups,
         )
         notes = sorted({file.note for file in disk.files() if file.note})
+        if any(plane.copies for plane in manifest.planes):
+            notes.append("of copies, the one whose drive is less busy")
         reason = "; ".join([why, f"{disk.reader}: {disk.reader_note}", *notes])
         opened = OpenTable(disk, "disk", reason, disk.reader, disk.queue_depth)
     try:
@@ -162,15 +161,17 @@ def open_loader(manifest: Manifest) -> _core.Loader:
 
 
 def _native_source(
-    manifest: Manifest,
+    manifest: Manifest, copies: bool = False
 ) -> tuple[list[str], list[tuple[int, list[tuple[int, int, int, int]]]]]:
-    """Return paths and planes as the core takes them."""
-    paths = [os.fspath(file.path) for file in manifest.files]
-    planes = [
-        (plane.row_bytes, [(e.file, e.offset, e.first_row, e.num_rows) for e in plane.extents])
-        for plane in manifest.planes
-    ]
-    return paths, planes
+    """Return paths and planes as the core takes them, copies after what they are copies of."""
+    files = (*manifest.files, *manifest.copies) if copies else manifest.files
+    planes = []
+    for plane in manifest.planes:
+        extents = (*plane.extents, *plane.copies) if copies else plane.extents
+        extents = tuple(sorted(extents, key=lambda extent: extent.first_row))
+        places = [(e.file, e.offset, e.first_row, e.num_rows) for e in extents]
+        planes.append((plane.row_bytes, places))
+    return [os.fspath(file.path) for file in files], planes
 
 
 def _group_width(groups: Sequence[int]) -> int:
@@ -180,7 +181,10 @@ def _group_width(groups: Sequence[int]) -> int:
 
 
 def _check_identity(manifest: Manifest, states: Sequence[_core.FileState]) -> None:
-    for file, entry in zip(manifest.files, states, strict=True):
+    files = manifest.files
+    if len(states) > len(files):  # what reads no copies has not opened them
+        files += manifest.copies
+    for file, entry in zip(files, states, strict=True):
         found = FileIdentity(*entry.identity)
         if found != file.identity:
             raise ManifestError.mismatch(

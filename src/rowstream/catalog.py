@@ -30,8 +30,8 @@ def tables(
     `path` is a folder, a single .safetensors file, or an id in the local hub cache. Only headers,
     the scale and the hash constants are read. `table_paths` are folders or files on other drives:
     shards that they hold are taken from there, by the names of tensors; what the checkpoint has of
-    the table itself must agree. Raises ManifestError when there is no table, or one that is not
-    sound.
+    the table itself must agree. A shard that several of them hold has copies. Raises ManifestError
+    when there is no table, or one that is not sound.
     """
     folder = locate(path)
     if table_paths:

@@ -7,6 +7,7 @@ without further checks.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class TableFile:
 class Extent:
     """Contiguous rows of one plane in one file."""
 
-    file: int  # index into Manifest.files
+    file: int  # index into Manifest.files, and past these into Manifest.copies
     offset: int  # bytes from the start of the file; any value, aligned to nothing
     first_row: int
     num_rows: int
@@ -59,6 +60,7 @@ class Plane:
     name: str
     row_bytes: int
     extents: tuple[Extent, ...]  # sorted by first_row, gapless from row 0
+    copies: tuple[Extent, ...] = ()  # the rows of some of the extents once more, elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Manifest:
     planes: tuple[Plane, ...]
     files: tuple[TableFile, ...]
     hash: NgramConstants | None  # None without a config: rows can be gathered, tokens cannot
+    copies: tuple[TableFile, ...] = ()  # files that hold nothing but copies
 
     def __post_init__(self) -> None:
         if sum(self.groups) != self.heads:
@@ -97,24 +100,33 @@ class Manifest:
         for extent in plane.extents:
             if extent.first_row != row or extent.num_rows <= 0:
                 raise self._error(f"{plane.name} extent at row", row, extent.first_row)
-            if not 0 <= extent.file < len(self.files):
-                raise self._error(f"{plane.name} file", f"below {len(self.files)}", extent.file)
-            file = self.files[extent.file]
-            end = extent.offset + extent.num_rows * plane.row_bytes
-            if extent.offset < 0 or end > file.identity.size:
-                raise ManifestError(
-                    f"{file.path.name}: {self.tensor} needs {end - extent.offset} bytes "
-                    f"at {extent.offset}, file has {file.identity.size}",
-                    file=file.path.name,
-                    tensor=self.tensor,
-                    needed=end,
-                    found=file.identity.size,
-                )
-            if end > _FILE_BYTES_MAX:
-                raise self._error(f"{plane.name} end", f"{_FILE_BYTES_MAX} at most", end)
+            self._check_place(plane, extent, self.files)
             row += extent.num_rows
         if row != self.num_rows:
             raise self._error(f"{plane.name} rows", self.num_rows, row)
+        cuts = {extent.first_row: extent.num_rows for extent in plane.extents}
+        for copy in plane.copies:
+            if cuts.get(copy.first_row) != copy.num_rows:
+                found = f"{copy.num_rows} from {copy.first_row}"
+                raise self._error(f"{plane.name} copy", "the rows of an extent", found)
+            self._check_place(plane, copy, (*self.files, *self.copies))
+
+    def _check_place(self, plane: Plane, extent: Extent, files: Sequence[TableFile]) -> None:
+        if not 0 <= extent.file < len(files):
+            raise self._error(f"{plane.name} file", f"below {len(files)}", extent.file)
+        file = files[extent.file]
+        end = extent.offset + extent.num_rows * plane.row_bytes
+        if extent.offset < 0 or end > file.identity.size:
+            raise ManifestError(
+                f"{file.path.name}: {self.tensor} needs {end - extent.offset} bytes "
+                f"at {extent.offset}, file has {file.identity.size}",
+                file=file.path.name,
+                tensor=self.tensor,
+                needed=end,
+                found=file.identity.size,
+            )
+        if end > _FILE_BYTES_MAX:
+            raise self._error(f"{plane.name} end", f"{_FILE_BYTES_MAX} at most", end)
 
     def _error(self, what: str, needed: object, found: object) -> ManifestError:
         return ManifestError.mismatch(what, needed, found, tensor=self.tensor)

@@ -105,9 +105,10 @@ class RowStore:
         """Open a table of the checkpoint at `path`, a folder, file or id in the local hub cache.
 
         `table` is the name of one of `rowstream.tables(path)` and may be left out where there is
-        but one. `table_paths` are folders or files on other drives that hold its shards. `backend`
-        is "auto", "disk", "mmap" or "pinned". `on_read_error` is "raise", or "zero-rows" to go on
-        with zeroes for rows that cannot be read, which are counted and logged. For disk: `reader`
+        but one. `table_paths` are folders or files on other drives that hold its shards; of a shard
+        that several hold, disk reads the copy whose drive is less busy. `backend` is "auto",
+        "disk", "mmap" or "pinned". `on_read_error` is "raise", or "zero-rows" to go on with zeroes
+        for rows that cannot be read, which are counted and logged. For disk: `reader`
         "auto", "uring", "pool" or "inline"; `queue_depth` the reads kept in flight, 128 or what
         `profile` chose; `read_timeout_s` the seconds without any answer after which a gather fails;
         `cache_bytes` the memory for rows read before; `lookahead_bytes` that for rows of

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rowstream.checkpoint import locate
@@ -21,7 +22,7 @@ __all__ = ["Found", "collect"]
 
 
 class Found:
-    """The tensors of the tables of a model, those elsewhere before its own."""
+    """The tensors of the tables of a model, those elsewhere before its own, with their copies."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -44,8 +45,10 @@ def collect(path: str | os.PathLike[str], table_paths: Sequence[str | os.PathLik
     """Return the tensors of a model's tables: rows from `table_paths` first, then its own.
 
     The model may lack files that its index names; a table path may hold a part of the shards, or a
-    whole copy of the model. Raises ManifestError where a table path has no rows or two have the
-    same, and where what the model has of the table, in its headers or its index, is not the same.
+    whole copy of the model. What several table paths have are copies of each other, whatever else
+    lies in their files; the model's own rows are none. Raises ManifestError where a table path has
+    no rows, and where what the model or another path has of the table, in headers or the index, is
+    not the same.
     """
     found = Found()
     own = _tensors(path, found)
@@ -61,8 +64,7 @@ def collect(path: str | os.PathLike[str], table_paths: Sequence[str | os.PathLik
             if other is not tensor:
                 _check_same(tensor, other)
                 if _role(name) == "rows":
-                    needed = "each shard in one table path"
-                    raise tensor.mismatch("", needed, f"also {other.file.path}")
+                    found.tensors[name] = _with_copy(other, tensor)
     for name, tensor in own.items():
         elsewhere = found.tensors.setdefault(name, tensor)
         if elsewhere is not tensor:
@@ -123,6 +125,14 @@ def _check_same(tensor: Tensor, other: Tensor) -> None:
         needed, got = other.read(), tensor.read()
         if needed != got:
             raise tensor.mismatch("value", f"{needed.hex()} as {where}", got.hex())
+
+
+def _with_copy(tensor: Tensor, copy: Tensor) -> Tensor:
+    for other in (tensor, *tensor.copies):
+        same = other.file.identity.inode == copy.file.identity.inode
+        if same and other.file.identity.device == copy.file.identity.device:
+            raise copy.mismatch("", "a file of its own for each copy", f"also {other.file.path}")
+    return replace(tensor, copies=(*tensor.copies, copy))
 
 
 def _check_index(folder: Path, found: Found) -> None:

@@ -62,7 +62,7 @@ def add_table_paths(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="folder or file on another drive from which shards of the table are taken; may be "
-        "given several times",
+        "given several times: of a shard that several have, the less busy drive's copy is read",
     )
 
 

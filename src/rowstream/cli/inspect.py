@@ -64,6 +64,8 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         native = opened.native.files()
     finally:
         opened.native.close()
+    # a backend that reads no copies has not opened them
+    files = (*manifest.files, *manifest.copies)[: len(native)]
     alignments = [file.alignment for file in native]
     planes = [_plane(plane, alignments) for plane in manifest.planes]
     rows = manifest.num_rows
@@ -95,12 +97,16 @@ def describe(manifest: Manifest) -> dict[str, Any]:
                 "path": os.fspath(file.path),
                 "file_bytes": file.identity.size,
                 "stored_bytes": os.stat(file.path).st_blocks * 512,
-                "shards": sum(e.file == index for plane in manifest.planes for e in plane.extents),
+                "shards": sum(
+                    extent.file == index
+                    for plane in manifest.planes
+                    for extent in (*plane.extents, *plane.copies)
+                ),
                 "direct": entry.direct,
                 "alignment": entry.alignment,
                 "note": entry.note,
             }
-            for index, (file, entry) in enumerate(zip(manifest.files, native, strict=True))
+            for index, (file, entry) in enumerate(zip(files, native, strict=True))
         ],
         "shards": sum(len(plane.extents) for plane in manifest.planes),
         "hash": _hash(manifest),

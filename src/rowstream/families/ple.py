@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,8 +166,11 @@ def _manifest(parts: _Parts, config: PleConfig | None, root: Path, format_name: 
                 "rows", config.num_rows(ordinal), num_rows, tensor=parts.table
             )
     codec = _CODEC_OF[first.dtype]
-    files, extents = _extents(parts.rows())
-    plane = Plane("codes", row_values * CODECS[codec].value_bytes, extents)
+    files = dict.fromkeys(tensor.file for tensor in parts.rows())
+    copies = dict.fromkeys(copy.file for tensor in parts.rows() for copy in tensor.copies)
+    alone = [file for file in copies if file not in files]  # nothing but copies
+    extents = _extents(parts.rows(), [*files, *alone])
+    plane = Plane("codes", row_values * CODECS[codec].value_bytes, *extents)
     return Manifest(
         name=f"layers.{parts.layer}.ple",
         tensor=parts.table,
@@ -182,8 +185,9 @@ def _manifest(parts: _Parts, config: PleConfig | None, root: Path, format_name: 
         heads=heads,
         groups=groups,
         planes=(plane,),
-        files=files,
+        files=tuple(files),
         hash=constants,
+        copies=tuple(alone),
     )
 
 
@@ -216,15 +220,22 @@ def _check_shards(parts: _Parts) -> None:
             raise tensor.mismatch("rows", needed, tensor.shape[0])
 
 
-def _extents(tensors: list[Tensor]) -> tuple[tuple[TableFile, ...], tuple[Extent, ...]]:
-    files: dict[TableFile, int] = {}
-    extents = []
+def _extents(
+    tensors: list[Tensor], files: Sequence[TableFile]
+) -> tuple[tuple[Extent, ...], tuple[Extent, ...]]:
+    """Return where the rows lie in the files, and where their copies do."""
+    numbers = {file: number for number, file in enumerate(files)}
+    extents, copies = [], []
     row = 0
     for tensor in tensors:
-        file = files.setdefault(tensor.file, len(files))
-        extents.append(Extent(file, tensor.offset, row, tensor.shape[0]))
+        first, *others = (
+            Extent(numbers[place.file], place.offset, row, tensor.shape[0])
+            for place in (tensor, *tensor.copies)
+        )
+        extents.append(first)
+        copies += others
         row += tensor.shape[0]
-    return tuple(files), tuple(extents)
+    return tuple(extents), tuple(copies)
 
 
 def _scale(parts: _Parts, codec: str, num_rows: int) -> float | None:

@@ -25,6 +25,7 @@ class Tensor:
     file: TableFile
     offset: int  # bytes from the start of the file
     num_bytes: int
+    copies: tuple[Tensor, ...] = ()  # the same array in other files
 
     @property
     def num_values(self) -> int:

@@ -47,10 +47,7 @@ Channel::Channel(std::shared_ptr<Arena> arena, uint32_t max_rows, uint32_t row_b
   staging_ = block_ + staging_at(max_rows);
 }
 
-Channel::~Channel() {
-  record_->faults += words_->faults.load(std::memory_order_acquire);
-  arena_->give_back(block_);
-}
+Channel::~Channel() { arena_->give_back(block_); }
 
 std::optional<uint64_t> Channel::ring() {
   const uint64_t answered = answered_.load(std::memory_order_acquire);
@@ -135,7 +132,8 @@ void Channel::wait_for_answer() {
 }
 
 void Channel::release() {
-  if (holds_.fetch_sub(1, std::memory_order_acq_rel) == 1) bell_->changed();
+  const std::shared_ptr<Bell> bell = bell_;  // the last hold gone, so may this be
+  if (holds_.fetch_sub(1, std::memory_order_acq_rel) == 1) bell->changed();
 }
 
 }  // namespace rowstream

@@ -62,6 +62,7 @@ class Channel {
   // Who may still use the block: graphs that were captured with it, and its owner.
   void hold() { holds_.fetch_add(1, std::memory_order_relaxed); }
   void release();
+  int holds() const { return holds_.load(std::memory_order_acquire); }
   bool held() const { return holds_.load(std::memory_order_acquire) > 0; }
 
   // the watchdog's own

@@ -178,6 +178,10 @@ void bind_channels(nb::module_& m) {
             return address_of(&*self);
           },
           "For one more graph: the argument that RELEASE_HOLD is to be called with.")
+      .def(
+          "unhold", [](Owner& self) { self->release(); }, "Take a hold back.")
+      .def_prop_ro(
+          "holds", [](const Owner& self) { return self->holds(); }, "Ours and those of graphs.")
       .def_prop_ro(
           "argument", [](const Owner& self) { return address_of(&*self); },
           "The argument of WAIT_FOR_ANSWER.");

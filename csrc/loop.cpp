@@ -31,6 +31,8 @@ constexpr auto kIdleLook = 5ms;
 constexpr auto kOpenLook = 1ms;
 // A device does not wait for longer than this for a tick of the watchdog.
 constexpr auto kMaxTick = 100ms;
+constexpr int kRoomTries = 10;
+constexpr auto kRoomWait = 2ms;
 // processors left to the process, beside one for each rank, before a thread may spin
 constexpr double kSpareCpus = 2;
 
@@ -65,6 +67,7 @@ struct Loop::State {
   void answer(Channel& channel, uint64_t epoch);
   void fill(Channel& channel, uint64_t epoch);
   void stop_serving();
+  void let_unheld_go();
   void rest();
   std::optional<std::chrono::nanoseconds> due_in(Clock::time_point now);
   void learn(Clock::time_point now);
@@ -97,9 +100,18 @@ bool Loop::State::refresh(std::vector<std::shared_ptr<Channel>>& mine, uint32_t&
   if (changes == known) return true;
   known = changes;
   const std::lock_guard lock(mutex);
-  std::erase_if(channels, [](const auto& channel) { return !channel->held(); });
+  let_unheld_go();
   mine = channels;
   return !(closing && mine.empty());
+}
+
+// Under the mutex.
+void Loop::State::let_unheld_go() {
+  std::erase_if(channels, [this](const auto& channel) {
+    if (channel->held()) return false;
+    record->faults += channel->words().faults.load(std::memory_order_acquire);
+    return true;
+  });
 }
 
 void Loop::State::look_out() {
@@ -205,10 +217,16 @@ void Loop::State::rest() {
 void Loop::State::watch() {
   pthread_setname_np(pthread_self(), "rowstream-watch");
   const auto tick = std::clamp<std::chrono::nanoseconds>(timeout / 16, 1ms, kMaxTick);
-  std::vector<std::shared_ptr<Channel>> mine;
-  uint32_t known = bell->changes() - 1;
-  while (refresh(mine, known)) {
+  for (;;) {
     std::this_thread::sleep_for(tick);
+    // held for a moment only: a block that is given back can be taken again at once
+    std::vector<std::shared_ptr<Channel>> mine;
+    {
+      const std::lock_guard lock(mutex);
+      let_unheld_go();
+      if (closing && channels.empty()) return;
+      mine = channels;
+    }
     const Clock::time_point now = Clock::now();
     for (const auto& channel : mine) {
       if (channel->gated() && !channel->is_open()) continue;
@@ -255,8 +273,18 @@ Loop::~Loop() { close(); }
 std::shared_ptr<Channel> Loop::add(std::shared_ptr<Arena> arena, uint32_t max_rows,
                                    uint32_t row_bytes, bool gated) {
   if (forks_ != fork_generation()) throw ForkedError("table was opened before fork");
-  auto channel = std::make_shared<Channel>(std::move(arena), max_rows, row_bytes, gated,
-                                           state_->bell, state_->record);
+  std::shared_ptr<Channel> channel;
+  for (int tries = 0; channel == nullptr; ++tries) {
+    try {
+      channel = std::make_shared<Channel>(arena, max_rows, row_bytes, gated, state_->bell,
+                                          state_->record);
+    } catch (const Unavailable&) {
+      // graphs may have gone just now: the threads let their channels go within milliseconds
+      if (tries == kRoomTries) throw;
+      state_->bell->changed();
+      std::this_thread::sleep_for(kRoomWait);
+    }
+  }
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->closing) throw ClosedError("table is closed");

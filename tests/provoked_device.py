@@ -25,10 +25,12 @@ from provoked_reads import option
 from rowstream import ReadError, RowStore, UnavailableError, _core
 from rowstream.device import dequantize, driver, sync
 from rowstream.device.addressed import AddressedTable
+from rowstream.device.channel import Channel
 from rowstream.device.hosted import HostedRows
 from rowstream.device.link import DeviceLink
 from rowstream.device.lookup import Lookup, LookupOptions
 from rowstream.device.places import FileMappings
+from rowstream.device.streamed import Sent, StreamedRows
 from rowstream.engines.transformers import load_model
 from rowstream.manifest import Manifest
 from streams import Stream
@@ -166,6 +168,30 @@ met(
 )
 
 met(CHOICES, ValueError, lambda folder: LookupOptions(rounding="up"))
+met(
+    "live needs one int32 on <device>, got <dtype> of shape <shape> on <device>",
+    ValueError,
+    store(lambda opened: Lookup(opened)(IDS, bytes_of(2, 4, 6), torch.tensor([1.0]))),
+    store(lambda opened: Lookup(opened)(IDS, bytes_of(2, 4, 6), torch.ones(2, dtype=torch.int32))),
+)
+
+
+def finished_twice(folder: Path) -> None:
+    link: Any = SimpleNamespace()
+    sent = Sent(link, 1, 0, captured=False, posted=link, done=True)
+    StreamedRows(link, link, np.asarray).finish(sent, bytes_of(1, 4, 6))
+
+
+def captured_in_vain(folder: Path) -> None:
+    channel: Any = Channel.__new__(Channel)
+    channel.core = SimpleNamespace(hold=lambda: 1, unhold=lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "retain_in_graph", lambda *arguments: False)
+        channel.belong_to_graph(0)
+
+
+met("a started lookup has one finish, this is another", RuntimeError, finished_twice)
+met("captured lookup: the capture was invalidated before it", RuntimeError, captured_in_vain)
 
 # the driver
 

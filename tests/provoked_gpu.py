@@ -149,7 +149,7 @@ met_on_gpu(
 met_on_gpu(
     "start takes at most <n> tokens, got <n>",
     ValueError,
-    "device/streamed.py StreamedRows.start",
+    "device/streamed.py StreamedRows._start",
     linked(too_many_at_once),
 )
 met_on_gpu(

@@ -263,6 +263,40 @@ def test_blocks_come_back(raw: RawTable, open_loop: OpenLoop) -> None:
     assert for_graph != 0
 
 
+def test_void_steps_of_channels_that_are_gone_are_counted_once(
+    raw: RawTable, arena: _core.Arena, open_loop: OpenLoop
+) -> None:
+    loop = open_loop()
+    for gone in range(3):
+        stream = stream_of(loop, arena, tokens=1)
+        assert stream.step(np.full((1, HEADS), raw.num_rows)) is None
+        assert loop.faults == gone + 1
+        del stream
+        for _ in range(150):
+            assert loop.faults == gone + 1
+            time.sleep(0.001)
+        until(lambda: loop.channels == 0)
+
+
+def test_a_block_can_be_taken_again_at_once(raw: RawTable, open_loop: OpenLoop) -> None:
+    loop = open_loop()
+    arena = _core.Arena(1 << 16)
+    rows = arena.bytes * 3 // 4 // (ROW_BYTES + 8)  # there is room for one of these
+    held: list[_core.Channel] = []
+    for _ in range(30):
+        held.clear()
+        held.append(loop.add(arena, rows, ROW_BYTES))
+
+
+def test_holds_are_counted(arena: _core.Arena, open_loop: OpenLoop) -> None:
+    channel = open_loop().add(arena, HEADS, ROW_BYTES)
+    assert channel.holds == 1
+    channel.hold()
+    assert channel.holds == 2
+    channel.unhold()
+    assert channel.holds == 1
+
+
 def test_gated_channels_are_left_to_the_host(
     raw: RawTable, arena: _core.Arena, open_loop: OpenLoop, rng: np.random.Generator
 ) -> None:

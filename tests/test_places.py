@@ -100,6 +100,9 @@ class HostStream:
     def __init__(self, device: Any = None) -> None:
         pass
 
+    def wait_stream(self, other: object) -> None:
+        pass
+
     def synchronize(self) -> None:
         pass
 
@@ -107,15 +110,28 @@ class HostStream:
         pass
 
 
-def test_windows_bring_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("near", [False, True], ids=["far", "near"])
+def test_windows_bring_every_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: bool
+) -> None:
     write_checkpoint(tmp_path / "checkpoint", base=1000)
     pinned: set[int] = set()
+    events: list[Any] = []
+    # memory at so low an address that row 0 would lie before all addresses
+    room = np.zeros(5_000_000, np.uint8)
+    low = 4096
+    start = room.ctypes.data if near else 0
 
     def pin(address: int, num_bytes: int) -> int:
         pinned.add(address)
         return address
 
     def copy(stream: int, to: int, source: int, num_bytes: int) -> None:
+        assert 0 <= to < 1 << 64
+        events.append("copy")
+        if near:
+            assert low <= to <= low + room.nbytes - num_bytes
+            to += start - low
         ctypes.memmove(to, source, num_bytes)
 
     monkeypatch.setattr(driver, "pin", pin)
@@ -123,15 +139,26 @@ def test_windows_bring_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(driver, "copy_async", copy)
     monkeypatch.setattr(torch.cuda, "Stream", HostStream)
     monkeypatch.setattr(torch.cuda, "Event", HostStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
+    monkeypatch.setattr(HostStream, "wait_stream", lambda self, other: events.append(other))
     monkeypatch.setattr(places, "_WINDOW_BYTES", 33_333)
     monkeypatch.setattr(places, "_TELL_EVERY_S", 0.0)
     told: list[tuple[int, int]] = []
     with RowStore.open(tmp_path / "checkpoint", rank=1, world=3, shard_by="rows") as store:
-        place = places.DeviceMemory(store, CPU, lambda *counts: told.append(counts))
+        with monkeypatch.context() as patch:
+            if near:
+                memory = SimpleNamespace(data_ptr=lambda: low)
+                patch.setattr(torch, "empty", lambda *size, **options: memory)
+            place = places.DeviceMemory(store, CPU, lambda *counts: told.append(counts))
         rows = store.owned.rows
-        found = ctypes.string_at(place.base + rows.start * 160, len(rows) * 160)
+        assert (rows.start * 160 > low) or not near
+        first = (place.base + rows.start * 160) % (1 << 64)
+        assert first == low or not near
+        found = ctypes.string_at(start or first, len(rows) * 160)
         assert found == store.gather(np.array(rows)).tobytes()
         assert place.num_bytes == len(found)
     assert told[-1] == (len(found), len(found))
     assert len(told) == -(-len(rows) // (33_333 // 160))
+    # what used that memory before has ended
+    assert events == ["current"] + ["copy"] * len(told)
     assert not pinned

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from rowstream.engines.read_ahead import ReadAhead  # noqa: E402
 from rowstream.engines.transformers import close, load_model, stores  # noqa: E402
 from rowstream.runtime.engine import Request, SamplingParams  # noqa: E402
 from rowstream.runtime.generate import TransformersEngine  # noqa: E402
@@ -69,6 +70,32 @@ def test_padding_is_read_ahead_as_it_is_hashed(synth_checkpoint: Path) -> None:
     assert stats["ahead_rows"] + stats["duplicate_rows"] == stats["rows"]
     assert stats["reads"] == 0
     close(model)
+
+
+def test_a_graph_has_no_prompt_yet(synth_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu(torch.Tensor):  # type: ignore[misc,name-defined]
+        """A tensor of a GPU, whose values a capture must not ask for."""
+
+        is_cuda = True
+
+        def cpu(self) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    class Cache:
+        def get_seq_length(self) -> int:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    ids = prompt(100).as_subclass(OnGpu)
+    capturing = True
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    ahead = ReadAhead()
+    before = stores(synth_model)[0].stats()["lookahead_reads"]
+    for given in ({"input_ids": ids}, {"input_ids": ids, "past_key_values": Cache()}):
+        ahead(synth_model.model, (), given)
+    assert stores(synth_model)[0].stats()["lookahead_reads"] == before
+    capturing = False
+    with pytest.raises(RuntimeError, match="not permitted"):
+        ahead(synth_model.model, (), {"input_ids": ids})
 
 
 def test_the_server_reads_ahead_at_admission(synth_checkpoint: Path, synth_tokenizer: Any) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -15,7 +16,9 @@ pytest.importorskip("torch")
 import torch
 
 from checkpoints import write_tiny
-from rowstream.device import driver, places
+from rowstream.device import addressed, driver, places
+from rowstream.device.addressed import AddressedTable
+from rowstream.device.channel import Output
 from rowstream.errors import UnavailableError
 from rowstream.store import RowStore
 
@@ -80,4 +83,126 @@ def test_a_rank_beyond_the_rows_holds_nothing(tmp_path: Path) -> None:
         place = places.DeviceMemory(store, torch.device("cpu"), None)
         assert place.num_bytes == 0
         place.free()
-    assert np.iinfo(np.int64).max > place.base >= 0
+    assert 1 << 64 > place.base >= 0
+
+
+def test_a_table_may_end_while_the_next_one_is_registered(
+    tmp_path: Path, pinned: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny(tmp_path)
+    with RowStore.open(tmp_path) as store:
+        first = places.PinnedMemory(store, None)
+        pin = driver.pin
+
+        def collecting(address: int, num_bytes: int) -> int:
+            first.free()  # as a collection would in this thread
+            return pin(address, num_bytes)
+
+        monkeypatch.setattr(driver, "pin", collecting)
+        second = places.PinnedMemory(store, None)
+        assert pinned == [second.base]
+        second.free()
+    assert pinned == []
+
+
+# --- tables that are collected ----------------------------------------------------------------
+
+GPU = torch.device("cuda", 0)
+
+
+class Device:
+    """What a table asks of its GPU while it is made, looked up and freed."""
+
+    def __init__(self, pinned: list[int]) -> None:
+        self.pinned = pinned
+        self.capturing = False
+        self.synchronized: list[int] = []  # how much was pinned then
+
+    def synchronize(self, device: torch.device) -> None:
+        assert device == GPU
+        assert not self.capturing
+        self.synchronized.append(len(self.pinned))
+
+
+@pytest.fixture
+def device(pinned: list[int], monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device(pinned)
+    launches = SimpleNamespace(rows=lambda *arguments: None)
+    monkeypatch.setattr(addressed, "kernels", lambda index: launches)
+    monkeypatch.setattr(addressed, "_KEPT", [])
+    monkeypatch.setattr(places, "_registered", {})
+    monkeypatch.setattr(driver, "use_primary_context", lambda index: None)
+    monkeypatch.setattr(driver, "capturing", lambda stream: made.capturing)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", made.synchronize)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    return made
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_table_that_nobody_has_is_given_back(
+    tmp_path: Path, device: Device, closed: bool
+) -> None:
+    write_tiny(tmp_path)
+    with RowStore.open(tmp_path, backend="pinned") as store:
+        table = AddressedTable(store, GPU, "pinned")
+        other = AddressedTable(store, GPU, "pinned")
+        if closed:
+            table.close()
+            table.close()
+        del table
+        # once, with the memory still registered, and the other table has it still
+        assert device.synchronized == [1]
+        assert len(device.pinned) == 1
+        del other
+        assert device.synchronized == [1, 1]
+    assert device.pinned == []
+    assert places._registered == {}
+
+
+def test_a_table_that_ends_in_a_capture_is_given_back_later(tmp_path: Path, device: Device) -> None:
+    write_tiny(tmp_path)
+    with RowStore.open(tmp_path) as store:
+        table = AddressedTable(store, GPU, "pinned")
+        device.capturing = True
+        del table
+        assert (len(device.pinned), device.synchronized) == (1, [])
+        device.capturing = False
+        later = AddressedTable(store, GPU, "pinned")
+        assert (len(device.pinned), device.synchronized) == (1, [1])
+        later.close()
+    assert device.pinned == []
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_a_graph_reads_is_never_given_back(
+    tmp_path: Path, device: Device, closed: bool
+) -> None:
+    write_tiny(tmp_path)
+    with RowStore.open(tmp_path, backend="pinned") as store:
+        table = AddressedTable(store, GPU, "pinned")
+        device.capturing = True
+        ids = torch.zeros((1, store.heads), dtype=torch.int64)
+        out = torch.empty((1, store.heads, store.row_bytes), dtype=torch.uint8)
+        table.rows(5, ids, 1, None, out, Output(0))
+        device.capturing = False
+        if closed:
+            table.close()
+        end = table._end
+        del table
+        assert end.alive
+        assert not end.atexit
+        assert (len(device.pinned), device.synchronized) == (1, [])
+        end.detach()
+
+
+def test_a_forked_child_leaves_it_to_its_parent(
+    tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny(tmp_path)
+    with RowStore.open(tmp_path, backend="pinned") as store:
+        table = AddressedTable(store, GPU, "pinned")
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        del table
+        assert (len(device.pinned), device.synchronized) == (1, [])

@@ -38,6 +38,8 @@ _SHRINKS = "the file shrinks between two looks at it"
 _SECOND = "a line of verify: the second path sees another file than the first, which took it"
 # raises that no user meets, by module and function, and why
 INTERNAL = {
+    "device/lookup.py Lookup.check": "raises what one of its paths has raised",
+    "engines/transformers.py check": "raises what one of its lookups has raised",
     "engines/transformers.py _open_stores": "what `tables` refuses before it is asked again",
     "engines/transformers.py _replace": "transformers derives another size from the same config",
     "formats/safetensors.py read_header": _SHRINKS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import Iterator
@@ -17,10 +18,14 @@ pytest.importorskip("transformers")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 
+import torch
+
+from rowstream.device.embedding import StreamedEmbedding
 from rowstream.device.lookup import LookupOptions
 from rowstream.engines import transformers as models
 from rowstream.engines.model_tables import ModelTable
 from rowstream.errors import ReadError, UnavailableError
+from rowstream.runtime.engine import Request, SamplingParams
 from rowstream.runtime.generate import TransformersEngine
 from rowstream.serve.app import create_app
 from test_metrics import samples
@@ -66,14 +71,17 @@ class Way:
 
 
 class Steps:
-    """A check after each step that fails where it is told to."""
+    """A check after each step that fails where it is told to, and of each fault left."""
 
     def __init__(self) -> None:
         self.seen = 0
         self.failing: set[int] = set()
+        self.pending: list[Exception] = []
 
     def __call__(self) -> None:
         self.seen += 1
+        if self.pending:
+            raise self.pending.pop(0)
         if self.seen in self.failing:
             raise VOID
 
@@ -112,8 +120,9 @@ def test_a_void_step_ends_its_request_and_shows_for_a_minute(
     assert (fine.status_code, steps.seen) == (200, 5)
     assert ask(app, "GET", "/health").json()["status"] == "ok"
 
-    # the prefill of the next request, and the third token of the one after it
-    steps.failing = {6, 9}
+    # the prefill of the next request, and the third token of the one after it; the check behind
+    # each finds no more
+    steps.failing = {6, 10}
     failed = ask(app, "POST", "/v1/completions", json=CALL)
     assert failed.status_code == 500
     assert failed.json()["error"]["code"] == "read_error"
@@ -129,7 +138,7 @@ def test_a_void_step_ends_its_request_and_shows_for_a_minute(
     whole = fine.json()["choices"][0]["text"]
     assert whole.startswith(text)
     assert text != whole
-    assert steps.seen == 9
+    assert steps.seen == 11
 
     again = ask(app, "POST", "/v1/completions", json=CALL)
     assert again.json()["choices"] == fine.json()["choices"]
@@ -139,6 +148,116 @@ def test_a_void_step_ends_its_request_and_shows_for_a_minute(
     now = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     assert ask(app, "GET", "/health").json()["status"] == "ok"
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize(
+    ("own", "pending", "code"),
+    [
+        (None, [VOID], "read_error"),
+        (None, [VOID, IndexError("row id 9"), VOID], "read_error"),
+        (None, [IndexError("row id 9")], "internal_error"),
+        (RuntimeError("NaN somewhere"), [IndexError("row id 9"), VOID], "internal_error"),
+        (RuntimeError("NaN somewhere"), [VOID, VOID], "read_error"),
+        (VOID, [IndexError("row id 9"), VOID], "read_error"),
+    ],
+)
+def test_a_request_fails_of_its_own_void_steps_and_the_next_one_of_none(
+    app: Any,
+    steps: Steps,
+    synth_model: Any,
+    temperature: float,
+    own: Exception | None,
+    pending: list[Exception],
+    code: str,
+) -> None:
+    call = CALL | {"temperature": temperature, "seed": 3}
+    fine = ask(app, "POST", "/v1/completions", json=call)
+    assert fine.status_code == 200
+
+    def void(module: Any, args: Any, output: Any) -> None:
+        handle.remove()
+        steps.pending = list(pending)
+        if own is not None:
+            raise own
+        output.logits.fill_(float("nan"))
+
+    handle = synth_model.register_forward_hook(void)
+    failed = ask(app, "POST", "/v1/completions", json=call)
+    assert (failed.status_code, failed.json()["error"]["code"]) == (500, code)
+    assert steps.pending == []
+    assert ask(app, "GET", "/health").json()["status"] == (
+        "degraded" if code == "read_error" else "ok"
+    )
+    again = ask(app, "POST", "/v1/completions", json=call)
+    assert again.json()["choices"] == fine.json()["choices"]
+
+
+def test_an_error_without_a_void_step_stays_what_it_is(app: Any, synth_model: Any) -> None:
+    def fail(*arguments: Any) -> None:
+        handle.remove()
+        raise RuntimeError("not a read")
+
+    handle = synth_model.register_forward_hook(fail)
+    failed = ask(app, "POST", "/v1/completions", json=CALL)
+    assert failed.json()["error"]["code"] == "internal_error"
+
+
+def test_a_check_that_never_ends_holds_nothing_up(synth_model: Any, synth_tokenizer: Any) -> None:
+    way = Way(LINK)
+    engine = TransformersEngine(synth_model, synth_tokenizer, name="tiny", check=way.check)
+    try:
+        for _ in range(2):
+            (generation,) = engine.submit([Request((5, 6), SamplingParams(max_tokens=3))])
+            with pytest.raises(ReadError, match="void steps"):
+                next(generation)
+    finally:
+        engine.close()
+
+
+def test_what_a_gpu_has_in_flight_ends_before_the_cause_is_told(
+    monkeypatch: pytest.MonkeyPatch, steps: Steps
+) -> None:
+    waited: list[Any] = []
+
+    def synchronize(device: Any) -> None:
+        waited.append(device.index)
+        steps.pending.append(VOID)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    weights = [SimpleNamespace(device=torch.device(name)) for name in ("cuda:0", "cuda:1", "cpu")]
+    for kind, expected in (("cuda", [0, 1]), ("cpu", [])):
+        waited.clear()
+        model = SimpleNamespace(device=torch.device(kind), parameters=lambda: weights * 2)
+        engine: Any = SimpleNamespace(_check=steps, _model=model)
+        error = ValueError("logits: need a finite maximum, have nan")
+        found = TransformersEngine._cause(engine, error)
+        assert found is (VOID if expected else error)
+        assert sorted(waited) == expected
+        assert steps.pending == []
+
+
+def test_every_table_is_asked_and_the_first_failure_raised(
+    synth_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store,) = models.stores(synth_model)
+    modules = [StreamedEmbedding(store) for _ in range(3)]
+    ways = [Way(LINK) for _ in modules]
+    errors: list[Exception | None] = [None, IndexError("row id 9"), VOID]
+
+    def check(number: int) -> None:
+        error, errors[number] = errors[number], None
+        if error is not None:
+            raise error
+
+    for number, (module, way) in enumerate(zip(modules, ways, strict=True)):
+        monkeypatch.setattr(way, "check", functools.partial(check, number))
+        monkeypatch.setattr(module.lookup, "_paths", {0: way})
+    fake = SimpleNamespace(modules=lambda: modules)
+    with pytest.raises(IndexError, match="row id 9"):
+        models.check(fake)
+    assert errors == [None, None, None]
+    models.check(fake)
 
 
 def test_ways_to_gpus_are_shown_and_no_failure_is_taken_from_its_step(

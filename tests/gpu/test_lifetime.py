@@ -31,7 +31,30 @@ step.replay()
 {end}
 """
 
+# eager lookups, several behind a kernel that takes its time: more of them than have been answered
+EAGER = """
+from rowstream.device.channel import Output
+ids = torch.randint(rig.rows, (1, 16), device=rig.device)
+outs = [torch.empty((1, 16, 160), dtype=torch.uint8, device=rig.device) for _ in range(6)]
+torch.cuda.synchronize()
+torch.cuda._sleep(400_000_000)
+stream = torch.cuda.current_stream().cuda_stream
+for out in outs:
+    channel = rig.link.borrow(stream)
+    channel.post(stream, ids, 1, None)
+    channel.wait(stream)
+    channel.take(stream, out, 1, Output(0x7F))
+    rig.link.give_back(channel, stream)
+"""
+
 ENDS = {
+    "eager close": (EAGER + "rig.link.close(); torch.cuda.synchronize()", 0),
+    "eager collected": (EAGER + "del channel, rig; gc.collect(); torch.cuda.synchronize()", 0),
+    "a start without its finish": (
+        EAGER + "lost = rig.link.borrow(stream)\nlost.post(stream, ids, 1, None)\ndel lost\n"
+        "rig.link.close(); torch.cuda.synchronize()",
+        0,
+    ),
     "exit": ("", 0),
     "close": ("rig.link.close(); step.replay(); torch.cuda.synchronize()", 0),
     "collected": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -155,6 +156,43 @@ def test_started_on_one_stream_and_finished_on_another(open_store: OpenStore) ->
         expected = torch.empty((3, HEADS, VALUES))
         lookup(ids, expected)
         assert same(out, expected)
+
+
+def test_a_start_that_is_dropped_harms_no_other(open_store: OpenStore) -> None:
+    lookup = Lookup(open_store())
+    for _ in range(3):
+        lookup.start(torch.randint(ROWS, (2, HEADS), device=CUDA))  # never finished
+        for _ in range(20):
+            assert same(*both(lookup, torch.randint(-1, ROWS, (3, HEADS)), torch.bfloat16))
+    started = lookup.start(ids := torch.randint(ROWS, (2, HEADS), device=CUDA))
+    out = torch.empty((2, HEADS, VALUES), device=CUDA)
+    lookup.finish(started, out)
+    with pytest.raises(RuntimeError, match="one finish"):
+        lookup.finish(started, out)
+    with pytest.raises(TypeError, match="dtype needs"):
+        lookup(ids, out.double())
+    assert same(*both(lookup, torch.randint(-1, ROWS, (3, HEADS)), torch.bfloat16))
+    lookup.check()
+
+
+def test_faults_of_a_graph_that_is_gone_are_counted_once(open_store: OpenStore) -> None:
+    lookup = Lookup(open_store())
+    lookup.warm_up(torch.device(CUDA), [torch.float32])
+    ids = torch.full((1, HEADS), ROWS, device=CUDA)
+    out = torch.empty((1, HEADS, VALUES), device=CUDA)
+    for _ in range(5):
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            lookup(ids, out)
+        graph.replay()
+        torch.cuda.synchronize()
+        with pytest.raises(IndexError):
+            lookup.check()
+        del graph
+        for _ in range(20):
+            lookup.check()
+            time.sleep(0.01)
 
 
 def test_an_id_outside_the_table(open_store: OpenStore) -> None:

@@ -5,8 +5,11 @@ Knows ids, outputs and graphs; where the bytes lie is places.py's.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
+from collections import deque
 from typing import Any
 
 import torch
@@ -27,9 +30,16 @@ checkpoint, on machines whose GPU uses the host's page tables."""
 # What captured graphs may still read when their table is closed. Never freed.
 _KEPT: list[AddressedTable] = []
 
+# What is to be freed: the place, its device, and what lookups read besides.
+_Ended = tuple[Place, torch.device, tuple[torch.Tensor | None, ...]]
+_ended: deque[_Ended] = deque()
+
 
 class AddressedTable:
-    """The rows of one store in memory that one GPU addresses. Any thread may look up."""
+    """The rows of one store in memory that one GPU addresses. Any thread may look up.
+
+    Once it is collected the memory is given back, as by `close`.
+    """
 
     def __init__(
         self,
@@ -49,6 +59,7 @@ class AddressedTable:
             raise ValueError(f"kind needs one of {', '.join(ADDRESSED)}, got {kind!r}")
         if len(store.manifest.planes) != 1:
             raise ValueError(f"{kind} needs a table of one plane, got {len(store.manifest.planes)}")
+        _free_ended()
         index = torch.cuda.current_device() if device.index is None else device.index
         self.kind = kind
         self.device = torch.device("cuda", index)
@@ -65,6 +76,10 @@ class AddressedTable:
             self._slot_of = self._slots(store)
             # the device's address is the host's: torch pins for unified addressing
             self._fault = torch.zeros(1, dtype=torch.int64, device="cpu").pin_memory()
+        read = (self._slot_of, self._fault)
+        self._end = weakref.finalize(self, _free, os.getpid(), self._place, self.device, read)
+        # a stream may still wait when the process ends, and the driver frees it all
+        self._end.atexit = False
         self._fill_s = time.monotonic() - began
         self._lookups = 0
         self._captured = 0
@@ -142,8 +157,7 @@ class AddressedTable:
             self._closed = True
             if self._captured:
                 return
-        torch.cuda.synchronize(self.device)
-        self._place.free()
+        self._end()
 
     def _find(self, store: RowStore, progress: Progress | None) -> Place:
         if self.kind == "pinned":
@@ -174,3 +188,27 @@ class AddressedTable:
             if self._captured == 0:
                 _KEPT.append(self)
             self._captured += 1
+
+
+def _free(
+    process: int, place: Place, device: torch.device, read: tuple[torch.Tensor | None, ...]
+) -> None:
+    """Free a place once the device has done with it; in a forked child it is the parent's."""
+    if os.getpid() == process:
+        _ended.append((place, device, read))
+        _free_ended()
+
+
+def _free_ended() -> None:
+    # A table can be collected while a graph is captured, which a synchronization would break: the
+    # next one that is made or ends does it then.
+    while _ended and not torch.cuda.is_current_stream_capturing():
+        try:
+            place, device, _ = _ended.popleft()
+        except IndexError:  # another thread was faster
+            return
+        with torch.cuda.device(device):
+            # this thread may not have used it before
+            driver.use_primary_context(device.index)
+            torch.cuda.synchronize(device)
+            place.free()

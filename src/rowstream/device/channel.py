@@ -59,8 +59,8 @@ class Channel:
         self._door, self._flag = words + _DOOR, words + _FLAG
         self._header, self._fault = words + _HEADER, words + _FAULT
         self._staging = on_device(self.core.staging_address)
-        # the last take, for the host that fills a gated channel, and for another stream
-        self.taken: torch.cuda.Event | None = None
+        # after the last post or take outside of a capture
+        self.enqueued = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def post(self, stream: int, ids: torch.Tensor, tokens: int, live: torch.Tensor | None) -> None:
         """Put the ids [tokens, heads] into the mailbox and ring."""
@@ -120,6 +120,24 @@ class Channel:
             output.value_bytes,
         )
 
+    def pass_over(self, stream: int) -> None:
+        """Wait for what was posted, and take nothing: a post before its answer would be misuse."""
+        link = self._link
+        self.wait(stream)
+        nowhere = self._staging
+        link.kernels.take(
+            stream,
+            self.state.data_ptr(),
+            self._staging,
+            nowhere,
+            0,
+            link.heads,
+            link.slot_of,
+            link.owned,
+            link.row_bytes,
+            0,
+        )
+
     def reset(self) -> None:
         """Start again after a misuse or a launch that failed. Waits for the device."""
         torch.cuda.synchronize(self._link.device)
@@ -128,7 +146,17 @@ class Channel:
         torch.cuda.synchronize(self._link.device)
         self.core.reset(epoch)
 
+    def abandoned(self) -> None:
+        """Nobody will take what was posted; from any thread, also while garbage is collected."""
+        self._link.abandoned.append(self)
+
     def belong_to_graph(self, stream: int) -> None:
         """Keep the channel until the graph that the stream captures is gone."""
-        held = self.core.hold()
-        driver.retain_in_graph(stream, _core.RELEASE_HOLD, held)
+        held, kept = self.core.hold(), False
+        try:
+            kept = driver.retain_in_graph(stream, _core.RELEASE_HOLD, held)
+        finally:
+            if not kept:
+                self.core.unhold()
+        if not kept:
+            raise RuntimeError("captured lookup: the capture was invalidated before it")

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,11 @@ class DeviceLink:
         states(self.device).refill()
         self._eager_rows = min(_EAGER_ROWS, self._fitting_rows())
         self._idle: list[tuple[Channel, int]] = []  # with the stream of their last take
+        self.abandoned: list[Channel] = []  # posted to, and never to be taken from
+        # Every eager channel and the last that was enqueued for it. Until the device gets there
+        # its block is not anybody else's, also when a start was never finished.
+        self._eager: list[tuple[_core.Channel, torch.cuda.Event]] = []
+        weakref.finalize(self, _retire, self._eager, self.device).atexit = False
         self._lock = threading.RLock()
         self._faults = 0
 
@@ -128,24 +134,27 @@ class DeviceLink:
             if last == stream:
                 del self._idle[place]
                 return channel
-        if self._idle and len(self._idle) >= 2:
-            channel, _ = self._idle.pop(0)
-            if channel.taken is not None:
-                torch.cuda.current_stream(self.device).wait_event(channel.taken)
+        if self.abandoned:
+            channel = self.abandoned.pop()
+            torch.cuda.current_stream(self.device).wait_event(channel.enqueued)
+            channel.pass_over(stream)
             return channel
-        return Channel(self, self.eager_tokens * self.owned)
+        if len(self._idle) >= 2:
+            channel, _ = self._idle.pop(0)
+            torch.cuda.current_stream(self.device).wait_event(channel.enqueued)
+            return channel
+        channel = Channel(self, self.eager_tokens * self.owned)
+        self._eager.append((channel.core, channel.enqueued))
+        return channel
 
     def give_back(self, channel: Channel, stream: int) -> None:
         """After its take was put into the stream."""
-        if channel.taken is None:
-            channel.taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        channel.taken.record(torch.cuda.current_stream(self.device))
+        channel.enqueued.record(torch.cuda.current_stream(self.device))
         self._idle.append((channel, stream))
 
     def fill(self, channel: Channel, ids: np.ndarray[Any, Any]) -> None:
         """Read the rows of ids [tokens, owned] for the next step of a gated channel."""
-        if channel.taken is not None:
-            channel.taken.synchronize()  # its staging is still being taken
+        channel.enqueued.synchronize()  # its staging may still be taken
         rows = ids.size
         core = channel.core
         core.mailbox[:rows] = ids.reshape(-1)
@@ -201,6 +210,8 @@ class DeviceLink:
         self._loop.close()
         with self._lock:
             self._idle.clear()
+            self.abandoned.clear()
+            _retire(self._eager, self.device)
 
     def _fitting_rows(self) -> int:
         per_row = _core.Channel.bytes_for(1024, self.row_bytes) // 1024 + 1
@@ -219,6 +230,21 @@ class DeviceLink:
         ]
         _KEPT.extend(self._tensors)
         return self._tensors[0].data_ptr(), self._tensors[1].data_ptr()
+
+
+def _retire(eager: list[tuple[_core.Channel, torch.cuda.Event]], device: torch.device) -> None:
+    """Let go of eager channels once the device has done with them.
+
+    A wait that is still queued passes as long as the channel is looked after, and only so long.
+    """
+    if not eager:
+        return
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        while eager:
+            core, enqueued = eager.pop()
+            stream.wait_event(enqueued)
+            driver.host_function(stream.cuda_stream, _core.RELEASE_HOLD, core.hold())
 
 
 # what captured graphs may still read after their link is gone

@@ -99,13 +99,14 @@ class Lookup:
 
     def start(self, ids: torch.Tensor, live: torch.Tensor | None = None) -> Started:
         """Send ids [..., heads] on a GPU on their way; the current stream goes on."""
-        self._check_ids(ids)
+        self._check_ids(ids, live)
         if not self.store.owned.heads:
             return Started(None, ids, live)
-        path = self.path(ids.device)
-        if not isinstance(path, StreamedRows):
-            return Started(None, ids, live)
-        return Started((path, path.start(self._masked(ids), live)), ids, live)
+        with torch.cuda.device(ids.device):
+            path = self.path(ids.device)
+            if not isinstance(path, StreamedRows):
+                return Started(None, ids, live)
+            return Started((path, path.start(self._masked(ids), live)), ids, live)
 
     def finish(self, started: Started, out: torch.Tensor) -> None:
         """Let the current stream wait for the rows of `started`, and fill `out` with them."""
@@ -114,10 +115,11 @@ class Lookup:
             self._run(started.ids, started.live, out)
         else:
             path, sent = started.streamed
-            path.finish(sent, out)
+            with torch.cuda.device(out.device):
+                path.finish(sent, out)
 
     def _run(self, ids: torch.Tensor, live: torch.Tensor | None, out: torch.Tensor) -> None:
-        self._check_ids(ids)
+        self._check_ids(ids, live)
         self._check_out(ids, out)
         if not ids.is_cuda:
             self._gather(ids, live, out)
@@ -125,11 +127,13 @@ class Lookup:
         if not self.store.owned.heads:  # a rank beyond the number of heads
             out.zero_()
             return
-        path = self.path(ids.device)
-        if isinstance(path, AddressedTable):
-            self._address(path, ids, live, out)
-        else:
-            path.run(self._masked(ids), live, out)
+        # the kernels, and what is asked of the stream, are the current device's
+        with torch.cuda.device(ids.device):
+            path = self.path(ids.device)
+            if isinstance(path, AddressedTable):
+                self._address(path, ids, live, out)
+            else:
+                path.run(self._masked(ids), live, out)
 
     def _address(
         self,
@@ -217,8 +221,14 @@ class Lookup:
         ReadError, or IndexError for an id outside the table. What a model computed from that step
         is of no use.
         """
+        failures: list[Exception] = []
         for path in list(self._paths.values()):
-            path.check()
+            try:
+                path.check()
+            except (OSError, IndexError) as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     def stats(self) -> dict[str, Any]:
         """Sizes and counts by device. Raises what `check` would."""
@@ -277,13 +287,19 @@ class Lookup:
         ours = (ids >= rows.start) & (ids < rows.stop) | (ids >= self.store.num_rows)
         return torch.where(ours, ids, -1)
 
-    def _check_ids(self, ids: torch.Tensor) -> None:
+    def _check_ids(self, ids: torch.Tensor, live: torch.Tensor | None) -> None:
         if ids.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"ids need int64 or int32, got {ids.dtype}")
         if ids.is_cuda and (ids.ndim == 0 or ids.shape[-1] != self.store.heads):
             raise ValueError(
                 f"ids on a GPU need a last axis of {self.store.heads} heads, "
                 f"got shape {tuple(ids.shape)}"
+            )
+        one = live is None or (live.dtype == torch.int32 and live.numel() == 1)
+        if live is not None and not (one and live.device == ids.device):
+            raise ValueError(
+                f"live needs one int32 on {ids.device}, "
+                f"got {live.dtype} of shape {tuple(live.shape)} on {live.device}"
             )
 
     def _check_out(self, ids: torch.Tensor, out: torch.Tensor) -> None:
@@ -295,6 +311,7 @@ class Lookup:
             )
         if not out.is_contiguous():
             raise ValueError("out needs to be contiguous")
+        self.outputs.check(out.dtype)
 
 
 @torch.library.custom_op("rowstream::lookup", mutates_args=("out",))

@@ -40,6 +40,11 @@ class Outputs:
             self._made[key] = made
         return self._made[key]
 
+    def check(self, dtype: torch.dtype) -> None:
+        """Raise TypeError where rows cannot become values of `dtype`."""
+        if self._scale is not None and dtype not in (torch.uint8, dequantize.CODES[self._codec]):
+            dequantize.void_bits(dtype)
+
     def target(self, out: torch.Tensor) -> torch.Tensor:
         """What a kernel can fill for `out`: itself, or room for the bytes of its rows."""
         own = out.dtype in (torch.uint8, dequantize.CODES[self._codec])

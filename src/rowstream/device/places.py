@@ -11,6 +11,7 @@ import math
 import mmap
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -31,6 +32,7 @@ _WINDOW_BYTES = 64 << 20
 _PAGE_BYTES = mmap.PAGESIZE
 _TELL_EVERY_S = 0.1
 _CHECK_EVERY_S = 1.0
+_ADDRESSES = 1 << 64
 # added to an id past the table: larger than any id of a unit, and 8 bits to spare
 _PAST = 1 << 52
 
@@ -108,6 +110,23 @@ class _Registered:
 # registered must not be unmapped.
 _registered: dict[int, _Registered] = {}
 _registering = threading.Lock()
+# Addresses that a user less has. A table can be collected anywhere, also in the thread that has the
+# lock: whoever has it counts them.
+_given_up: deque[int] = deque()
+
+
+def _unregister() -> None:
+    while _given_up and _registering.acquire(blocking=False):
+        try:
+            while _given_up:
+                address = _given_up.popleft()
+                entry = _registered[address]
+                entry.users -= 1
+                if entry.users == 0:
+                    driver.unpin(address)
+                    del _registered[address]
+        finally:
+            _registering.release()
 
 
 class PinnedMemory(_Whole):
@@ -128,16 +147,13 @@ class PinnedMemory(_Whole):
             if self._address not in _registered:
                 _registered[self._address] = _Registered(memory)
             _registered[self._address].users += 1
+        _unregister()
         found = driver.bindings().cuMemHostGetDevicePointer(self._address, 0)
         self.base = int(driver.check(found, "cuMemHostGetDevicePointer"))
 
     def free(self) -> None:
-        with _registering:
-            entry = _registered[self._address]
-            entry.users -= 1
-            if entry.users == 0:
-                driver.unpin(self._address)
-                del _registered[self._address]
+        _given_up.append(self._address)
+        _unregister()
 
 
 # --- the GPU's own memory ---------------------------------------------------------------------
@@ -158,8 +174,8 @@ class DeviceMemory(_Whole):
                 f"{store.manifest.name}: device needs {self.num_bytes} bytes of GPU memory, "
                 f"{free} of {total} are free; use disk or pinned"
             ) from error
-        # of row 0, which may lie before it
-        self.base = max(0, self._tensor.data_ptr() - rows.start * store.row_bytes)
+        # of row 0, which may lie before it, and before address 0: the kernels' sums wrap as well
+        self.base = (self._tensor.data_ptr() - rows.start * store.row_bytes) % _ADDRESSES
         if len(rows):
             _fill(self.base, store.manifest, rows, device, progress)
 
@@ -176,6 +192,8 @@ def _fill(
     row_bytes = plane.row_bytes
     step = max(1, _WINDOW_BYTES // row_bytes)
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # the memory was another tensor's, which may still be in use there
+    stream.wait_stream(torch.cuda.current_stream(device))
     windows = [_Window(min(step, len(rows)) * row_bytes) for _ in range(2)]
     told_at = time.monotonic()
     try:
@@ -186,7 +204,7 @@ def _fill(
             into = window.rows(_offset(manifest, first) % _PAGE_BYTES, count, row_bytes)
             loader.load(first, into)
             address = window.on_device + (into.ctypes.data - window.address)
-            target = base + first * row_bytes
+            target = (base + first * row_bytes) % _ADDRESSES
             driver.copy_async(stream.cuda_stream, target, address, into.nbytes)
             window.copied.record(stream)
             done = first + count - rows.start

@@ -31,6 +31,11 @@ class Sent:
     stream: int
     captured: bool
     posted: torch.cuda.Event
+    done: bool = False
+
+    def __del__(self) -> None:
+        if not self.done and not self.captured:
+            self.channel.abandoned()
 
 
 class Gate:
@@ -41,6 +46,11 @@ class Gate:
         self._channel = channel
         self._tokens = tokens
         self._owned = owned
+
+    @property
+    def in_a_graph(self) -> bool:
+        """Whether the graph that was captured with it is still there."""
+        return self._channel.core.holds > 1  # ours is one
 
     def fill(self, row_ids: NDArray[np.int64]) -> None:
         """Read rows int64 [tokens, heads] for the next launch, which must ask for the same ids.
@@ -68,9 +78,10 @@ class StreamedRows:
     def run(self, ids: torch.Tensor, live: torch.Tensor | None, out: torch.Tensor) -> None:
         """Put a whole lookup into the current stream."""
         link = self.link
+        link.check()
         tokens, room = ids.numel() // link.heads, link.eager_tokens
         if torch.cuda.is_current_stream_capturing() or tokens <= room:
-            self.finish(self.start(ids, live), out)
+            self.finish(self._start(ids, live), out)
             return
         # one piece is copied while the next one is read
         ids = ids.reshape(tokens, link.heads)
@@ -79,7 +90,7 @@ class StreamedRows:
         for at in range(0, tokens, room):
             part = slice(at, min(at + room, tokens))
             here = None if live is None else (live - at).to(torch.int32)
-            sent = self.start(ids[part], here)
+            sent = self._start(ids[part], here)
             if before is not None:
                 self.finish(*before)
             before = sent, rows[part]
@@ -88,8 +99,11 @@ class StreamedRows:
 
     def start(self, ids: torch.Tensor, live: torch.Tensor | None) -> Sent:
         """Send ids [..., heads] on their way; the stream goes on."""
+        self.link.check()
+        return self._start(ids, live)
+
+    def _start(self, ids: torch.Tensor, live: torch.Tensor | None) -> Sent:
         link = self.link
-        link.check()
         tokens = ids.numel() // link.heads
         stream = torch.cuda.current_stream(ids.device)
         captured = torch.cuda.is_current_stream_capturing()
@@ -100,26 +114,32 @@ class StreamedRows:
             if captured:
                 channel = link.for_graph(stream.cuda_stream, tokens)
                 if channel.gated:
+                    self.gates[:] = [gate for gate in self.gates if gate.in_a_graph]
                     self.gates.append(Gate(link, channel, tokens, self._owned))
             else:
                 channel = link.borrow(stream.cuda_stream)
                 if channel.gated:
                     link.fill(channel, self._owned(_on_host(ids, link.heads, live)))
             channel.post(stream.cuda_stream, ids, tokens, live)
-        posted = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        posted.record(stream)
+            # an event of a capture is of that graph alone
+            posted = torch.cuda.Event() if captured else channel.enqueued  # type: ignore[no-untyped-call]
+            posted.record(stream)
         return Sent(channel, tokens, stream.cuda_stream, captured, posted)
 
     def finish(self, sent: Sent, out: torch.Tensor) -> None:
         """Let the current stream wait for the rows, and fill `out` with them."""
+        if sent.done:
+            raise RuntimeError("a started lookup has one finish, this is another")
         link = self.link
         stream = torch.cuda.current_stream(out.device)
-        if stream.cuda_stream != sent.stream:
-            stream.wait_event(sent.posted)
+        # whatever can fail does so before the wait, after which there must be a take
         target = self._outputs.target(out)
+        output = self._outputs.of(target)
+        sent.done = True
         with link.locked():
+            if stream.cuda_stream != sent.stream:
+                stream.wait_event(sent.posted)
             sent.channel.wait(stream.cuda_stream)
-            output = self._outputs.of(target)
             sent.channel.take(stream.cuda_stream, target, sent.tokens, output)
             if not sent.captured:
                 link.give_back(sent.channel, stream.cuda_stream)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from rowstream.device.embedding import StreamedEmbedding
 from rowstream.prefetch import Ticket
 from rowstream.store import RowStore
@@ -33,7 +35,12 @@ class ReadAhead:
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Drop what the prompt before did not use, and prefetch this one."""
         ids = kwargs.get("input_ids", args[0] if args else None)
-        if ids is None or ids.ndim != 2 or ids.shape[1] < _FROM_TOKENS or not _starts(kwargs):
+        if ids is None or ids.ndim != 2 or ids.shape[1] < _FROM_TOKENS:
+            return
+        # a graph has no tokens yet, and what asks the device for them, or a cache, would break it
+        if ids.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        if not _starts(kwargs):
             return
         rows = ids.detach().cpu().numpy()
         mask = kwargs.get("attention_mask")

@@ -151,9 +151,11 @@ def warm_up(model: Any) -> None:
 
 
 def observe(model: Any, observer: Callable[[str, int, float], None]) -> None:
-    """Call `observer(table, tokens, seconds)` after each lookup of a model, on its thread.
+    """Call `observer(table, tokens, seconds)` after each lookup of a model on a CPU, on its thread.
 
-    `seconds` is what the model waited for the rows of all `tokens` together.
+    `seconds` is what the model waited for the rows of all `tokens` together. On a GPU a lookup is a
+    part of the stream, nobody sees that wait, and the observer is not called: what there is to see
+    the link counts, `rings` and `answer_s` of `ModelTable.stats()`.
     """
     for module in _streamed(model):
         module.observe = functools.partial(observer, module.store.manifest.name)
@@ -162,11 +164,17 @@ def observe(model: Any, observer: Callable[[str, int, float], None]) -> None:
 def check(model: Any) -> None:
     """Raise what made a step of a model on a GPU void since the last check, once.
 
-    ReadError, or IndexError for an id outside a table. Asks the device nothing: of a step that has
-    not ended nothing is known.
+    ReadError, or IndexError for an id outside a table; of several tables that of the first. Asks
+    the device nothing: of a step that has not ended nothing is known.
     """
+    failures: list[Exception] = []
     for module in _streamed(model):
-        module.lookup.check()
+        try:
+            module.lookup.check()
+        except (OSError, IndexError) as failure:
+            failures.append(failure)
+    if failures:
+        raise failures[0]
 
 
 def close(model: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rowstream.errors import ReadError
 from rowstream.runtime.detokenize import TextStream
 from rowstream.runtime.emission import Emission
 from rowstream.runtime.engine import (
@@ -28,6 +29,9 @@ from rowstream.runtime.engine import (
 from rowstream.runtime.generation import Generation
 from rowstream.runtime.logprobs import TokenScores, token_bytes
 from rowstream.runtime.sampling import Sampler
+
+# a check that raises for ever must not hold the queue up
+_MOST_CAUSES = 1000
 
 
 class Table(Protocol):
@@ -46,7 +50,7 @@ class TransformersEngine:
     Requests are answered one by one, in the order of their arrival.
     `max_queue` requests may wait while one runs. `tables` are the row stores shown in `stats()`;
     they and the model stay the caller's, and must outlive `close()`. `check` is called once a step
-    has ended, before its token is sent, and raises where the step is of no use.
+    has ended, before its token is sent, and raises where the step is of no use, each cause once.
     """
 
     def __init__(
@@ -168,7 +172,30 @@ class TransformersEngine:
             try:
                 self._answer(generation)
             except Exception as error:
-                generation.fail(error)
+                generation.fail(self._cause(error))
+
+    def _cause(self, error: Exception) -> Exception:
+        """Return what made an answer fail with `error`; nothing is left to fail the next one.
+
+        A void step may show by its NaN before anybody has checked, and more than one may be void.
+        """
+        if self._check is None:
+            return error
+        if self._model.device.type == "cuda":
+            # of steps that have not ended nothing is known; a GPU that is gone has told by `error`
+            with contextlib.suppress(RuntimeError):
+                for device in {weight.device for weight in self._model.parameters()}:
+                    if device.type == "cuda":
+                        torch.cuda.synchronize(device)
+        causes: list[Exception] = [error] if isinstance(error, ReadError) else []
+        for _ in range(_MOST_CAUSES):
+            try:
+                self._check()
+            except Exception as cause:
+                causes.append(cause)
+            else:
+                break
+        return next(iter(causes), error)
 
     def _next(self) -> Generation | None:
         with self._changed:

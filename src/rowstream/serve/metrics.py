@@ -110,11 +110,13 @@ class Metrics:
             registry=registry,
         )
         self._gathers = _WeightedHistogram(
-            "rowstream_table_gather_seconds", "Time of one gather.", _GATHER_S
+            "rowstream_table_gather_seconds",
+            "Time of one gather of a model on a CPU; for a GPU see rowstream_table_gpu_*.",
+            _GATHER_S,
         )
         self._waits = _WeightedHistogram(
             "rowstream_table_wait_per_token_seconds",
-            "Time that the model waited for the rows of a token; each token counts.",
+            "Time that a model on a CPU waited for the rows of a token; each token counts.",
             _WAIT_S,
         )
         registry.register(self._gathers)
@@ -152,7 +154,7 @@ class Metrics:
             self._inter_token.observe(seconds / tokens)
 
     def lookup(self, table: str, tokens: int, seconds: float) -> None:
-        """Count a lookup of the rows of some tokens, for which the model waited `seconds`."""
+        """Count a lookup of the rows of some tokens, for which a model on a CPU waited."""
         self._gathers.observe(table, seconds)
         if tokens:
             self._waits.observe(table, seconds / tokens, tokens)

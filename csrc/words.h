@@ -43,23 +43,21 @@ static_assert(offsetof(Words, door) == 0 && offsetof(Words, flag) == 128 &&
                   sizeof(Words) == 640,
               "device/kernels.cu has these offsets");
 
-// What this thread wrote to staging is there before what it stores next, for a device too: `stlr`
-// of aarch64 orders for other processors only, and stores past the cache are ordered by no release.
+// Beside a store with release, for a device too: `stlr` of aarch64 orders for other processors
+// only, and stores past the cache are ordered by no release.
 inline void order_stores_for_device() {
 #if defined(__x86_64__)
   __builtin_ia32_sfence();
 #elif defined(__aarch64__)
   asm volatile("dmb oshst" ::: "memory");
 #endif
-  std::atomic_thread_fence(std::memory_order_release);
 }
 
-// What the device wrote before the word that was just loaded is read after it.
+// Beside a load with acquire: what the device wrote before the word is read after it.
 inline void order_loads_from_device() {
 #if defined(__aarch64__)
   asm volatile("dmb oshld" ::: "memory");
 #endif
-  std::atomic_thread_fence(std::memory_order_acquire);
 }
 
 }  // namespace rowstream

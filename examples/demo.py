@@ -49,6 +49,7 @@ def server(checkpoint: Path) -> Iterator[tuple[str, int]]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "rowstream", "serve", str(checkpoint), "--port", str(port)]
+    command += ["--table-backend", "disk"]  # auto would map a table that fits into memory
     process = subprocess.Popen(command)
     try:
         deadline = time.monotonic() + START_TIMEOUT_S

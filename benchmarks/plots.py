@@ -103,6 +103,28 @@ def ratios(axes: Any, lines: Lines) -> None:
     axes.legend(fontsize="small")
 
 
+def lookups(axes: Any, lines: Lines) -> None:
+    """Draw what a lookup adds to a step, p50 to p99.9, over the rows of a step."""
+    kinds = {"cached rows beside 56 us": "cached", "lanes read beside 100 us": "from the disk"}
+    for kind, name in kinds.items():
+        for share, style in (("p50", "-"), ("p99", "--"), ("p99.9", ":")):
+            found = sorted(
+                (int(line["rows"]), float(line["ours"]))
+                for line in lines
+                if kind in line["measure"] and line["measure"].endswith(f", {share}")
+            )
+            if found:
+                rows, added = zip(*found, strict=True)
+                axes.plot(rows, added, style, marker=".", label=f"{name}, {share}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("rows of a step, 16 a token")
+    axes.set_ylabel("us that a step takes longer")
+    axes.set_title("a lookup beside work of the GPU", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+
+
 _DRAWN: dict[str, Callable[[Any, Lines], None]] = {
     "policies": policies,
     "cache-curve": cache,
@@ -110,6 +132,7 @@ _DRAWN: dict[str, Callable[[Any, Lines], None]] = {
     "decode": ratios,
     "lanes": lanes,
     "reader": ratios,
+    "lookup": lookups,
     "large": ratios,
     "tmpfs": ratios,
     "mmap": ratios,

@@ -14,7 +14,7 @@ constexpr auto kMeasureEvery = std::chrono::milliseconds(100);
 // when pages cannot be dropped, gathers stop trying for a while
 constexpr auto kHopelessFor = std::chrono::seconds(1);
 // so far above the budget, gathers do the trimming themselves
-constexpr int64_t kHelpAbove = Trimmer::kSlackBytes / 2;
+constexpr int64_t kHelpAbove = Trimmer::kSlackBytes / 4;
 // what may be mapped between two looks
 constexpr int64_t kLookBytes = Trimmer::kSlackBytes / 8;
 
@@ -52,12 +52,14 @@ void Trimmer::look() {
   const int64_t now = file_pages_.bytes();
   // A fault may map the neighbors in the page cache with its page, 64 KiB or a large folio: what
   // the last rows have mapped says how many may pass until the next look.
-  // Fewer of them than before were dropped meanwhile: that says nothing of what rows map.
+  // What was dropped meanwhile hides what was mapped: that look says nothing.
   const int64_t rows = interval_.load(std::memory_order_relaxed);
   const int64_t grown = now - last_look_.exchange(now);
   int64_t next = rows;
-  if (grown > 0) next = std::clamp(rows * kLookBytes / grown, kMinRows, int64_t{kMaxRows});
-  if (grown == 0) next = std::min(rows * 2, int64_t{kMaxRows});
+  if (!dropped_.exchange(false, std::memory_order_relaxed) && grown >= 0) {
+    const int64_t fitting = grown > 0 ? rows * kLookBytes / grown : rows * 2;
+    next = std::clamp(std::min(fitting, rows * 2), kMinRows, int64_t{kMaxRows});
+  }
   interval_.store(next, std::memory_order_relaxed);
   rows_left_.store(next, std::memory_order_relaxed);
 
@@ -125,6 +127,7 @@ uint64_t Trimmer::drop_next() {
   void* const at = const_cast<std::byte*>(range.data + next_offset_);
   if (madvise(at, bytes, MADV_DONTNEED) != 0) failures_.fetch_add(1, std::memory_order_relaxed);
   drops_.fetch_add(1, std::memory_order_relaxed);
+  dropped_.store(true, std::memory_order_relaxed);
   next_offset_ += bytes;
   if (next_offset_ == range.size) {
     next_offset_ = 0;

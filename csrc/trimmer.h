@@ -73,6 +73,7 @@ class Trimmer {
   std::atomic<int64_t> last_look_{0};  // the file pages at the last look
   std::atomic<int64_t> interval_{kMinRows};
   std::atomic<uint64_t> drops_{0};
+  std::atomic<bool> dropped_{false};  // since the last look
   std::atomic<uint64_t> failures_{0};
   std::atomic<int64_t> hopeless_until_ns_{0};
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 __all__ = [
     "RESULTS",
@@ -170,10 +170,10 @@ def finish(
         print(f"written to {path}")
 
 
-def write_results(path: Path, found: Sequence[Measure]) -> None:
-    """Write one line for each measure."""
+def write_results(path: Path, found: Sequence[Any]) -> None:
+    """Write one line for each of some results of one dataclass, at least one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    names = [field.name for field in fields(Measure)]
+    names = [field.name for field in fields(found[0])]
     with path.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(names)

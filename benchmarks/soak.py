@@ -6,12 +6,11 @@ The table is sparse: no read reaches a device, so what may grow is ours alone.
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.device import Device
-from benchmarks.measure import options
+from benchmarks.measure import options, write_results
 from benchmarks.places import holes_at
 
 from rowstream import RowStore
@@ -148,18 +147,6 @@ def verdicts(found: Sequence[Tenth]) -> list[str]:
         f"{steady} (at most {worst:.0f}, the worst before)"
     )
     return lines
-
-
-def write_results(path: Path, found: Sequence[Tenth]) -> None:
-    """Write one line for each tenth."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    names = [field.name for field in fields(Tenth)]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(names)
-        for tenth in found:
-            values = (getattr(tenth, name) for name in names)
-            lines.writerow(f"{v:.5g}" if isinstance(v, float) else v for v in values)
 
 
 def main() -> int:

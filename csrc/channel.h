@@ -39,7 +39,6 @@ class Channel {
   bool is_open() const { return (answered_.load(std::memory_order_acquire) & kOpen) != 0; }
   // the last epoch that has an answer
   uint64_t answered() const { return answered_.load(std::memory_order_acquire) & ~kOpen; }
-  Record& record() { return *record_; }
 
   // The epoch of a ring without an answer. What the protocol does not allow opens the channel.
   std::optional<uint64_t> ring();
@@ -63,7 +62,7 @@ class Channel {
   void hold() { holds_.fetch_add(1, std::memory_order_relaxed); }
   void release();
   int holds() const { return holds_.load(std::memory_order_acquire); }
-  bool held() const { return holds_.load(std::memory_order_acquire) > 0; }
+  bool held() const { return holds() > 0; }
 
   // the watchdog's own
   uint64_t watched_epoch = 0;

@@ -161,7 +161,6 @@ void bind_channels(nb::module_& m) {
           },
           "uint8 [max_rows, row_bytes]")
       .def_prop_ro("staging_address", [](const Owner& self) { return address_of(self->staging()); })
-      .def_prop_ro("mailbox_address", [](const Owner& self) { return address_of(self->mailbox()); })
       .def(
           "fill", [](Owner& self, uint64_t epoch) { self->fill(epoch); }, "epoch"_a,
           "Of a gated channel: its staging has the rows of this step.")

@@ -26,9 +26,8 @@ from rowstream.device.channel import Channel
 from rowstream.device.kernels import kernels
 from rowstream.errors import ReadError
 
-__all__ = ["COPIES", "SPINS", "DeviceLink"]
+__all__ = ["COPIES", "DeviceLink"]
 
-SPINS = ("auto", "always", "never")
 COPIES = ("auto", "kernel")
 _STATUS = {
     1: "its rows could not be read",
@@ -224,12 +223,12 @@ class DeviceLink:
         slots = [-1] * self.heads
         for place, head in enumerate(owned):
             slots[head] = place
-        self._tensors = [
+        maps = [
             torch.tensor(values, dtype=torch.int32, device=self.device)
             for values in (list(owned), slots)
         ]
-        _KEPT.extend(self._tensors)
-        return self._tensors[0].data_ptr(), self._tensors[1].data_ptr()
+        _KEPT.extend(maps)
+        return maps[0].data_ptr(), maps[1].data_ptr()
 
 
 def _retire(eager: list[tuple[_core.Channel, torch.cuda.Event]], device: torch.device) -> None:

@@ -48,7 +48,7 @@ class LookupOptions:
     rounding: str = "out"  # one of dequantize.ROUNDINGS
     channel_bytes: int = 32 << 20  # pinned once; a row of a captured lookup takes row_bytes + 8
     read_timeout_s: float = 2.0  # after which a step is void
-    io_spin: str = "auto"  # one of link.SPINS
+    io_spin: str = "auto"  # "auto", "always" or "never"
     io_cpu: int | None = None  # where the answering thread runs; None: near the GPU
     copies: str = "auto"  # one of link.COPIES
 

@@ -102,7 +102,15 @@ class Peer:
 
     def gather(self, ids: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
         """Fill out with rows and wait for them."""
+        self.stage(ids, out)
+        self.flush()
+
+    def stage(self, ids: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        """Begin to fill out; both must stay until `flush`."""
         self._store.stage_rows(ids.ctypes.data, len(ids), out.ctypes.data)
+
+    def flush(self) -> None:
+        """Wait for all rows that were staged."""
         self._store.flush()
 
 

@@ -17,9 +17,24 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.measure import Bound, Measure, judged, turn_of
+from benchmarks.measure import Bound, Measure, at_most, judged, turn_of
 
-__all__ = ["Arm", "captured", "difference", "event", "percentile", "replay_in_turn", "work_of"]
+from rowstream.device.lookup import Lookup
+
+__all__ = [
+    "CUDA",
+    "Arm",
+    "Steps",
+    "added",
+    "captured",
+    "difference",
+    "event",
+    "percentile",
+    "replay_in_turn",
+    "work_of",
+]
+
+CUDA = torch.device("cuda", 0)
 
 
 def event(*, timing: bool = True) -> Any:
@@ -116,3 +131,72 @@ def difference(
     peer = (one + other) / 2
     added = mine - peer
     return judged(Measure(name, rows, 0, added, peer, mine / peer, other / one, "us", ""), bound)
+
+
+class Steps:
+    """Captured steps over one lookup: ids made on the device, work beside it, rows to bfloat16.
+
+    The lookup is a branch of the graph, or with `halves` it is started before the work and finished
+    after it.
+    """
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        work: Callable[[], None] | None,
+        *,
+        fresh: bool,
+        halves: bool = False,
+    ) -> None:
+        self.lookup = lookup
+        self.work = work
+        self.fresh = fresh  # other rows in every step
+        self.halves = halves
+        self.side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def arm(self, tokens: int, *, lookup: bool = True) -> Arm:
+        """Capture a step of so many tokens; without the lookup only what is around it."""
+        store = self.lookup.store
+        shape = (tokens, store.heads)
+        ids = torch.randint(store.num_rows, shape, device=CUDA)
+        out = torch.empty((*shape, store.row_values), dtype=torch.bfloat16, device=CUDA)
+
+        def step() -> None:
+            main = torch.cuda.current_stream()
+            # a stride that is prime to the number of rows: no row comes twice in a run
+            ids.add_(15_485_863 if self.fresh else 0).remainder_(store.num_rows)
+            if self.halves:
+                started = self.lookup.start(ids) if lookup else None
+                if self.work is not None:
+                    self.work()
+                if started is not None:
+                    self.lookup.finish(started, out)
+                return
+            self.side.wait_stream(main)
+            with torch.cuda.stream(self.side):
+                if lookup:
+                    self.lookup(ids, out)
+            if self.work is not None:
+                self.work()
+            main.wait_stream(self.side)
+
+        return captured(step, (ids, out))
+
+    def arms(self, tokens: int) -> dict[str, Arm]:
+        """Return the arms of a difference."""
+        return {
+            "with": self.arm(tokens),
+            "without": self.arm(tokens, lookup=False),
+            "without again": self.arm(tokens, lookup=False),
+        }
+
+
+def added(name: str, rows: int, arms: dict[str, Arm], bound: float | None) -> list[Measure]:
+    """Return p50, on which the bound is, and the tail."""
+    p50 = at_most(bound, "us") if bound is not None else None
+    found = [difference(f"{name}: added, p50", rows, arms, p50)]
+    found += [
+        difference(f"{name}: added, p{share:g}", rows, arms, share=share)
+        for share in (95, 99, 99.9)
+    ]
+    return found

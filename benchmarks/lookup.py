@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,87 +15,27 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.device import Device
-from benchmarks.gpu import (
-    Arm,
-    captured,
-    difference,
-    percentile,
-    replay_in_turn,
-    work_of,
-)
+from benchmarks.gpu import CUDA, Steps, added, captured, percentile, replay_in_turn, work_of
 from benchmarks.measure import Measure, at_most, finish, judged, options
 from benchmarks.places import table_at
 
 from rowstream import RowStore
-from rowstream.device.lookup import Lookup, LookupOptions
-
-_CUDA = torch.device("cuda", 0)
-_LANES = (1, 4, 16, 64)
-
-
-class Steps:
-    """Captured steps over one lookup: ids made on the device, work beside it, rows to bfloat16."""
-
-    def __init__(self, lookup: Lookup, work: Callable[[], None] | None, *, fresh: bool) -> None:
-        self.lookup = lookup
-        self.work = work
-        self.fresh = fresh  # other rows in every step
-        self.side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def arm(self, tokens: int, *, lookup: bool = True) -> Arm:
-        """Capture a step of so many tokens; without the lookup only what is around it."""
-        store = self.lookup.store
-        shape = (tokens, store.heads)
-        ids = torch.randint(store.num_rows, shape, device=_CUDA)
-        out = torch.empty((*shape, store.row_values), dtype=torch.bfloat16, device=_CUDA)
-
-        def step() -> None:
-            main = torch.cuda.current_stream()
-            # a stride that is prime to the number of rows: no row comes twice in a run
-            ids.add_(15_485_863 if self.fresh else 0).remainder_(store.num_rows)
-            self.side.wait_stream(main)
-            with torch.cuda.stream(self.side):
-                if lookup:
-                    self.lookup(ids, out)
-            if self.work is not None:
-                self.work()
-            main.wait_stream(self.side)
-
-        return captured(step, (ids, out))
-
-    def arms(self, tokens: int) -> dict[str, Arm]:
-        """Return the arms of a difference."""
-        return {
-            "with": self.arm(tokens),
-            "without": self.arm(tokens, lookup=False),
-            "without again": self.arm(tokens, lookup=False),
-        }
-
-
-def lines(name: str, rows: int, arms: dict[str, Arm], bound: float | None) -> list[Measure]:
-    """Return p50, on which the bound is, and the tail."""
-    p50 = at_most(bound, "us") if bound is not None else None
-    found = [difference(f"{name}: added, p50", rows, arms, p50)]
-    found += [
-        difference(f"{name}: added, p{share:g}", rows, arms, share=share)
-        for share in (95, 99, 99.9)
-    ]
-    return found
+from rowstream.device.lookup import Lookup
 
 
 def cached(lookup: Lookup, turns: int) -> list[Measure]:
     """Rows that are in the cache, beside 56 us of work and alone."""
     found: list[Measure] = []
     for tokens in (1, 4, 16, 64):
-        arms = Steps(lookup, work_of(56, _CUDA), fresh=False).arms(tokens)
+        arms = Steps(lookup, work_of(56, CUDA), fresh=False).arms(tokens)
         count = turns if tokens == 1 else turns // 5
         replay_in_turn(arms, count)
         bound = 2.0 if tokens == 1 else None
-        found += lines("cached rows beside 56 us", tokens * 16, arms, bound)
+        found += added("cached rows beside 56 us", tokens * 16, arms, bound)
         for arm in arms.values():
             arm.times_us.clear()
         replay_in_turn(arms, count // 8, queued=8)
-        found += lines("the same, 8 queued", tokens * 16, arms, None)[:1]
+        found += added("the same, 8 queued", tokens * 16, arms, None)[:1]
     alone = {"alone": Steps(lookup, None, fresh=False).arm(1)}
     for queued, bound in ((8, 30.0), (1, None)):
         replay_in_turn(alone, turns // queued, queued=queued)
@@ -113,7 +52,7 @@ def beside_copies(lookup: Lookup, turns: int) -> list[Measure]:
     """Cached rows while 1 GiB goes both ways on other streams."""
     host = torch.empty(1 << 30, dtype=torch.uint8).pin_memory()
     other = torch.empty(1 << 30, dtype=torch.uint8).pin_memory()
-    memory = torch.empty(1 << 30, dtype=torch.uint8, device=_CUDA)
+    memory = torch.empty(1 << 30, dtype=torch.uint8, device=CUDA)
     up, down = (torch.cuda.Stream() for _ in range(2))  # type: ignore[no-untyped-call]
 
     def copy() -> None:
@@ -128,7 +67,7 @@ def beside_copies(lookup: Lookup, turns: int) -> list[Measure]:
                         other.copy_(memory, non_blocking=True)
 
     copy()
-    arms = Steps(lookup, work_of(56, _CUDA), fresh=False).arms(1)
+    arms = Steps(lookup, work_of(56, CUDA), fresh=False).arms(1)
     replay_in_turn(arms, turns, between=copy)
     torch.cuda.synchronize()
     ours, peer = (percentile(arms[arm].times_us, 99) for arm in ("with", "without"))
@@ -136,43 +75,17 @@ def beside_copies(lookup: Lookup, turns: int) -> list[Measure]:
         "beside 1 GiB copies both ways: step in all, p99", 16, 0, ours, peer, ours / peer,
         float("nan"), "us",
     )  # fmt: skip
-    return [judged(line, at_most(100.0, "us")), *lines("beside the copies", 16, arms, None)[:2]]
-
-
-def read_from_disk(store: RowStore, pinned: Lookup | None, turns: int) -> list[Measure]:
-    """Rows that nobody has read, beside short and long work; the peer is pinned memory."""
-    found: list[Measure] = []
-    lookup = Lookup(store)
-    lookup.warm_up(_CUDA, [torch.bfloat16])
-    long = work_of(2000, _CUDA)
-    arms = Steps(lookup, long, fresh=True).arms(1)
-    replay_in_turn(arms, turns // 4)
-    found += lines("16 rows read beside 2 ms", 16, arms, 5.0)
-    layer = work_of(100, _CUDA)  # embedding and layer 0 at batch 1
-    for tokens in _LANES:
-        steps = Steps(lookup, layer, fresh=True)
-        peer = Steps(pinned, layer, fresh=True) if pinned is not None else steps
-        arms = {
-            "with": steps.arm(tokens),
-            "without": peer.arm(tokens, lookup=pinned is not None),
-            "without again": peer.arm(tokens, lookup=pinned is not None),
-        }
-        replay_in_turn(arms, turns // 5)
-        other = "pinned" if pinned is not None else "no lookup"
-        found += lines(f"{tokens} lanes read beside 100 us, less {other}", tokens * 16, arms, None)
-    lookup.check()
-    lookup.close()
-    return found
+    return [judged(line, at_most(100.0, "us")), *added("beside the copies", 16, arms, None)[:2]]
 
 
 def takes(lookup: Lookup, turns: int) -> list[Measure]:
     """The take alone: 100 of 16 rows in one graph; 16K tokens beside one copy of as many bytes."""
-    path = lookup.path(_CUDA)
+    path = lookup.path(CUDA)
     link = path.link  # type: ignore[union-attr]
     store = lookup.store
     found: list[Measure] = []
     outputs = lookup.outputs
-    out = torch.empty((1, store.heads, store.row_values), dtype=torch.bfloat16, device=_CUDA)
+    out = torch.empty((1, store.heads, store.row_values), dtype=torch.bfloat16, device=CUDA)
     channel = link.borrow(torch.cuda.current_stream().cuda_stream)
     output = outputs.of(out)
 
@@ -190,8 +103,8 @@ def takes(lookup: Lookup, turns: int) -> list[Measure]:
     tokens = link.eager_tokens
     rows = tokens * store.heads
     num_bytes = rows * store.row_bytes
-    large = torch.empty((tokens, store.heads, store.row_values), dtype=torch.bfloat16, device=_CUDA)
-    into = torch.empty(num_bytes, dtype=torch.uint8, device=_CUDA)
+    large = torch.empty((tokens, store.heads, store.row_values), dtype=torch.bfloat16, device=CUDA)
+    into = torch.empty(num_bytes, dtype=torch.uint8, device=CUDA)
     pieces = -(-16_384 // tokens)
 
     def take() -> None:
@@ -229,10 +142,10 @@ def prefill(lookup: Lookup) -> list[Measure]:
     """An eager lookup of 8K new tokens, in pieces."""
     store = lookup.store
     tokens = 8192
-    out = torch.empty((tokens, store.heads, store.row_values), dtype=torch.bfloat16, device=_CUDA)
+    out = torch.empty((tokens, store.heads, store.row_values), dtype=torch.bfloat16, device=CUDA)
     times = []
     for _ in range(5):
-        ids = torch.randint(store.num_rows, (tokens, store.heads), device=_CUDA)
+        ids = torch.randint(store.num_rows, (tokens, store.heads), device=CUDA)
         torch.cuda.synchronize()
         began = time.perf_counter()
         lookup(ids, out)
@@ -256,7 +169,7 @@ def main() -> None:
         opened_ms = (time.perf_counter() - began) * 1e3
         lookup = Lookup(store)
         began = time.perf_counter()
-        lookup.warm_up(_CUDA, [torch.bfloat16])
+        lookup.warm_up(CUDA, [torch.bfloat16])
         warm_s = time.perf_counter() - began
         found = [
             Measure("time to open", 0, 0, opened_ms, 0, 0, float("nan"), "ms"),
@@ -272,14 +185,6 @@ def main() -> None:
         found.append(judged(line, at_most(64.0, "MiB")))
         lookup.check()
         lookup.close()
-    with (
-        RowStore.open(folder, backend="disk") as store,
-        RowStore.open(folder, backend="pinned") as resident,
-    ):
-        pinned = Lookup(resident, LookupOptions(place="pinned"))
-        pinned.warm_up(_CUDA, [torch.bfloat16])
-        found += read_from_disk(store, pinned, turns)
-        pinned.close()
     finish("lookup", found, arguments, Device(folder).machine())
 
 

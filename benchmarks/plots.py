@@ -105,7 +105,11 @@ def ratios(axes: Any, lines: Lines) -> None:
 
 def lookups(axes: Any, lines: Lines) -> None:
     """Draw what a lookup adds to a step, p50 to p99.9, over the rows of a step."""
-    kinds = {"cached rows beside 56 us": "cached", "lanes read beside 100 us": "from the disk"}
+    kinds = {
+        "cached rows beside 56 us": "cached, beside 56 us",
+        "lanes read beside 100 us": "from the disk, beside 100 us",
+        "lanes behind layer 0, start and finish": "from the disk, behind layer 0",
+    }
     for kind, name in kinds.items():
         for share, style in (("p50", "-"), ("p99", "--"), ("p99.9", ":")):
             found = sorted(
@@ -133,6 +137,7 @@ _DRAWN: dict[str, Callable[[Any, Lines], None]] = {
     "lanes": lanes,
     "reader": ratios,
     "lookup": lookups,
+    "behind": lookups,
     "large": ratios,
     "tmpfs": ratios,
     "mmap": ratios,

@@ -39,7 +39,7 @@ def report(tool: Any, folder: Path, names: list[str], patch: pytest.MonkeyPatch)
         files.append(folder / f"test_{name}.py")
         files[-1].write_text("import pytest\n" + TESTS[name])
     out = folder / "made" / "report.md"
-    options = ["--out", str(out), "--limit-s", "10"]
+    options = ["--out", str(out), "--limit-s", "20"]
     patch.setattr(sys, "argv", ["gpu_report.py", *options, *map(str, files)])
     return tool.main(), out.read_text()
 
@@ -59,7 +59,7 @@ def test_every_file_is_reported_whatever_the_others_do(
     assert rows["test_skips.py"][:3] == ["0", "0", "1"]
     assert rows["test_fails.py"][:3] == ["1", "1", "0"]
     assert rows["test_hangs.py"][:3] == ["1", "0", "0"]
-    assert rows["test_hangs.py"][-1] == "ended after 10 s |"
+    assert rows["test_hangs.py"][-1] == "ended after 20 s |"
     assert rows["test_dies.py"][-1] == "exit status -11 |"
     assert rows["all"][:3] == ["4", "1", "1"]
     assert "- host: here\n\n(the machine was asked: exit status 3)" in text

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import faulthandler
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from rowstream.device.driver import available
+from rowstream.store import RowStore
 
 # A stream that waits for ever cannot be interrupted from Python.
 LIMIT_S = 120
@@ -34,3 +36,19 @@ def _ended_where_it_hangs(request: pytest.FixtureRequest) -> Iterator[None]:
     faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=stderr)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Iterator[Callable[..., RowStore]]:
+    """Open stores over files of random bytes; the same codec and name twice is the same file."""
+    from gpu.stores import store_at
+
+    stores: list[RowStore] = []
+
+    def open_one(*arguments: Any, **named: Any) -> RowStore:
+        stores.append(store_at(tmp_path, *arguments, **named))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        store.close()

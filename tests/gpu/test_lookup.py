@@ -3,77 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
 
+from gpu.stores import CUDA, HEADS, ITEM_BYTES, ROWS, VALUES, OpenStore, same
 from gpu.words import new_stream
 from rowstream.device.embedding import StreamedEmbedding
 from rowstream.device.lookup import Lookup, LookupOptions
-from rowstream.manifest import Extent, FileIdentity, Manifest, Plane, TableFile
 from rowstream.sharding import Shard
-from rowstream.store import RowStore
-
-HEADS = 16
-VALUES = 96
-ROWS = 9001
-SCALE = 0.00019931793212890625
-ITEM_BYTES = {"fp8_e4m3": 1, "bf16": 2, "f16": 2, "f32": 4}
-CUDA = "cuda"
-OpenStore = Callable[..., RowStore]
-
-
-@pytest.fixture
-def open_store(tmp_path: Path) -> Iterator[OpenStore]:
-    stores: list[RowStore] = []
-
-    def open_one(codec: str = "fp8_e4m3", shard: Shard | None = None) -> RowStore:
-        row_bytes = VALUES * ITEM_BYTES[codec]
-        path = tmp_path / f"{codec}.bin"
-        if not path.exists():
-            rng = np.random.default_rng()
-            path.write_bytes(rng.bytes(777 + ROWS * row_bytes))
-        manifest = Manifest(
-            name="layers.1.ple",
-            tensor="table",
-            layer=1,
-            family="ple",
-            format="safetensors",
-            root=tmp_path,
-            codec=codec,
-            scale=SCALE if codec == "fp8_e4m3" else None,
-            num_rows=ROWS,
-            row_values=VALUES,
-            heads=HEADS,
-            groups=(8, 8),
-            planes=(Plane("codes", row_bytes, (Extent(0, 777, 0, ROWS),)),),
-            files=(TableFile(path, FileIdentity.of(path)),),
-            hash=None,
-        )
-        stores.append(RowStore(manifest, shard=shard))
-        return stores[-1]
-
-    yield open_one
-    for store in stores:
-        store.close()
-
-
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal bit for bit, any NaN counted as the same."""
-    one, other = one.cpu(), other.cpu()
-    if one.dtype == torch.uint8:
-        return torch.equal(one, other)
-    nan = one.isnan()
-    return torch.equal(nan, other.isnan()) and torch.equal(
-        one.contiguous().view(torch.uint8).view(*one.shape, -1)[~nan],
-        other.contiguous().view(torch.uint8).view(*other.shape, -1)[~nan],
-    )
 
 
 def both(

@@ -110,7 +110,7 @@ def takes(lookup: Lookup, turns: int) -> list[Measure]:
     def take() -> None:
         stream = torch.cuda.current_stream().cuda_stream
         for _ in range(pieces):
-            channel.take(stream, large, tokens, output)
+            channel.take(stream, large, tokens, output, channel.prepare(large, tokens, output))
 
     def copy() -> None:
         from rowstream.device import driver

@@ -20,7 +20,7 @@ __all__ = ["PIECE_ROWS", "RowSpans", "Spans", "direct_alignment", "unique_rows"]
 # the constants of docs/design.md, "Planning"
 PIECE_ROWS = 4_194_304  # rows that are planned at a time, at most
 _JOIN_BYTES = 4096  # what nobody needs is read where it parts two rows by no more
-_BOUNCE_BYTES = 4 << 20  # for all reads in flight
+_BOUNCE_BYTES = 4 << 20  # for all reads in flight, of gathers of more than 1,024 rows
 _FILE_BITS = 48  # blocks of a file are numbered below
 
 

@@ -64,6 +64,10 @@ class Channel {
   int holds() const { return holds_.load(std::memory_order_acquire); }
   bool held() const { return holds() > 0; }
 
+  // the last ring that the loop's other thread was given, and how many it is not done with
+  uint64_t handed_epoch = 0;
+  std::atomic<unsigned> handed{0};
+
   // the watchdog's own
   uint64_t watched_epoch = 0;
   std::chrono::steady_clock::time_point watched_since;

@@ -25,32 +25,11 @@ constexpr auto kIdentityEvery = std::chrono::seconds(1);
 // lanes whose reads never ended; with so many the device is gone
 constexpr size_t kMaxParked = 4;
 constexpr uint32_t kMaxBlock = 65'536;
-// Bounce memory of a lane for spans of several rows. What an ordinary user may lock is 8 MiB.
-constexpr size_t kBounceBytes = size_t{4} << 20;
-
-// beside lookups the look-ahead keeps so few reads in the device's queue: 8 cost a 16-read round
-// 5 % and keep half of the rate, 16 cost 23 % (2-core guest, virtio disk)
-constexpr unsigned kBackgroundDepth = 8;
-// a token every 20 ms or more often is decoding
-constexpr int64_t kQuietAfterNs = 20'000'000;
-
-// counts a gather while it waits or runs
-class Present {
- public:
-  Present(std::atomic<unsigned>& count, std::atomic<int64_t>& last) : count_(count), last_(last) {
-    count_.fetch_add(1, std::memory_order_relaxed);
-  }
-  ~Present() {
-    last_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
-    count_.fetch_sub(1, std::memory_order_relaxed);
-  }
-  Present(const Present&) = delete;
-  Present& operator=(const Present&) = delete;
-
- private:
-  std::atomic<unsigned>& count_;
-  std::atomic<int64_t>& last_;
-};
+// Bounce memory of the two lanes for spans of several rows. What an ordinary user may lock is 8
+// MiB.
+constexpr size_t kLongBounceBytes = size_t{4} << 20;
+constexpr size_t kShortBounceBytes = size_t{1} << 20;
+constexpr unsigned kShortDepth = 16;  // at least: the rows of a token
 
 // the longest aligned span that one row can need
 uint32_t row_span(uint32_t row_bytes, uint32_t align) {
@@ -60,8 +39,8 @@ uint32_t row_span(uint32_t row_bytes, uint32_t align) {
 
 // One slot's part of the bounce memory, or 0 where that is less than a block. An odd number of
 // blocks: at a power of two the slots would share the sets of the processor's caches.
-uint32_t joined_span(unsigned depth, uint32_t align) {
-  const auto blocks = static_cast<uint32_t>(kBounceBytes / depth / align);
+uint32_t joined_span(size_t bounce_bytes, unsigned depth, uint32_t align) {
+  const auto blocks = static_cast<uint32_t>(bounce_bytes / depth / align);
   return blocks == 0 ? 0 : ((blocks - 1) | 1) * align;
 }
 
@@ -96,31 +75,40 @@ DiskTable::DiskTable(const std::vector<std::string>& paths, std::vector<PlaneSpe
     registered_.push_back(file.fd());
     alignments_.push_back(file.alignment());
     for (const Plane& plane : source_.planes) {
-      slot_bytes_ = std::max(slot_bytes_, row_span(plane.row_bytes(), file.alignment()));
+      row_slot_bytes_ = std::max(row_slot_bytes_, row_span(plane.row_bytes(), file.alignment()));
     }
   }
   uint32_t largest = 512;
   for (const uint32_t align : alignments_) largest = std::max(largest, align);
-  row_slot_bytes_ = slot_bytes_;
-  slot_bytes_ = std::max(slot_bytes_, joined_span(options_.queue_depth, largest));
   if (!options_.faults.empty()) faults_ = std::make_shared<FaultSchedule>(options_.faults);
   if (source_.has_copies()) drives_ = std::make_unique<Drives>(source_.files);
-  plan_ = std::make_unique<Plan>(source_.planes, kPieceRows, slot_bytes_);
-  lane_ = make_lane(slot_bytes_, &reader_note_);
-  reader_name_ = lane_->reader().name();
-  memory_bytes_ = plan_->memory_bytes() + lane_->memory_bytes();
+  const unsigned depth = options_.queue_depth;
+  // of very long rows fewer, which are as much
+  const auto few = static_cast<unsigned>(kShortBounceBytes / row_slot_bytes_);
+  const unsigned short_depth = std::min(depth, std::max(few, kShortDepth));
+  make(short_, Traffic::kShortRows, short_depth,
+       joined_span(kShortBounceBytes, short_depth, largest));
+  make(long_, kPieceRows, depth, joined_span(kLongBounceBytes, depth, largest));
+  reader_name_ = long_.lane->reader().name();
   if (options_.cache_bytes > 0 && options_.group_width > 0) {
     cache_ = std::make_unique<Cache>(options_.cache_bytes, options_.group_width, row_bytes());
     memory_bytes_ += cache_->memory_bytes();
   }
 }
 
-std::unique_ptr<Lane> DiskTable::make_lane(uint32_t slot_bytes, std::string* note) const {
-  Pages bounce(Lane::bounce_bytes(options_.queue_depth, row_slot_bytes_, slot_bytes),
-               "rowstream bounce");
+void DiskTable::make(Track& track, uint32_t rows, unsigned depth, uint32_t joined_bytes) {
+  track.slot_bytes = std::max(row_slot_bytes_, joined_bytes);
+  track.plan = std::make_unique<Plan>(source_.planes, rows, track.slot_bytes);
+  track.lane = make_lane(depth, track.slot_bytes, &reader_note_);
+  memory_bytes_ += track.plan->memory_bytes() + track.lane->memory_bytes();
+}
+
+std::unique_ptr<Lane> DiskTable::make_lane(unsigned depth, uint32_t slot_bytes,
+                                           std::string* note) const {
+  Pages bounce(Lane::bounce_bytes(depth, row_slot_bytes_, slot_bytes), "rowstream bounce");
   ReaderOptions reader;
   reader.name = options_.reader;
-  reader.depth = options_.queue_depth;
+  reader.depth = depth;
   reader.bounce = {bounce.data(), bounce.size()};
   reader.files = registered_;
   const auto& files = source_.files;
@@ -129,11 +117,10 @@ std::unique_ptr<Lane> DiskTable::make_lane(uint32_t slot_bytes, std::string* not
   ReaderChoice choice = make_reader(reader, on_tmpfs);
   if (note != nullptr) *note = std::move(choice.note);
   if (faults_) {
-    choice.reader =
-        std::make_unique<FaultReader>(std::move(choice.reader), faults_, options_.queue_depth);
+    choice.reader = std::make_unique<FaultReader>(std::move(choice.reader), faults_, depth);
   }
-  return std::make_unique<Lane>(std::move(choice.reader), std::move(bounce), options_.queue_depth,
-                                row_slot_bytes_, slot_bytes, drives_.get());
+  return std::make_unique<Lane>(std::move(choice.reader), std::move(bounce), depth, row_slot_bytes_,
+                                slot_bytes, drives_.get());
 }
 
 DiskTable::~DiskTable() {
@@ -144,7 +131,7 @@ DiskTable::~DiskTable() {
   // a forked child has neither the threads nor the bounce memory: nothing of it is its to end
   (void)lookahead_.release();
   (void)ahead_lane_.release();
-  (void)lane_.release();
+  for (Track* track : {&short_, &long_}) (void)track->lane.release();
   for (auto& lane : parked_) (void)lane.release();
 }
 
@@ -156,8 +143,8 @@ void DiskTable::close() {
     // its thread ends here; the pool itself may still be asked by a gather that runs
     if (lookahead_) lookahead_->stop();
   }
-  const std::lock_guard lock(mutex_);
-  lane_.reset();
+  const std::scoped_lock both(long_.mutex, short_.mutex);
+  for (Track* track : {&short_, &long_}) track->lane.reset();
   ahead_lane_.reset();
   const Clock::time_point until = Clock::now() + policy_.timeout;
   while (reap_parked() > 0 && Clock::now() < until) {
@@ -172,7 +159,7 @@ void DiskTable::close() {
 
 std::vector<FileState> DiskTable::files() const {
   if (forks_ != fork_generation()) throw ForkedError("table was opened before fork");
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(short_.mutex);
   return source_.states();
 }
 
@@ -185,12 +172,13 @@ size_t DiskTable::memory_bytes() const {
 
 // The reads in flight do not end: their slots and their reader are left to them.
 Lane& DiskTable::replace(std::unique_ptr<Lane>& lane) {
+  const unsigned depth = lane->depth();
   const uint32_t slot_bytes = lane->slot_bytes();
   {
     const std::lock_guard lock(parked_mutex_);
     parked_.push_back(std::move(lane));
   }
-  lane = make_lane(slot_bytes);
+  lane = make_lane(depth, slot_bytes);
   return *lane;
 }
 
@@ -201,35 +189,37 @@ size_t DiskTable::reap_parked() {
   return parked_.size();
 }
 
-void DiskTable::check_identities() {
+void DiskTable::check_identities(Track& track) {
   const Clock::time_point now = Clock::now();
-  if (now < next_identity_check_) return;
+  if (now < track.next_identity_check) return;
   source_.check_unchanged();
-  next_identity_check_ = now + kIdentityEvery;
+  track.next_identity_check = now + kIdentityEvery;
 }
 
 void DiskTable::gather(const Batch& batch, std::byte* out, const Poll& poll) {
   if (forks_ != fork_generation()) throw ForkedError("table was opened before fork");
-  const Present present(gathering_, last_gather_ns_);
-  const std::lock_guard lock(mutex_);
-  if (!lane_) throw ClosedError("table is closed");
+  const bool is_short = batch.tokens * batch.heads <= Traffic::kShortRows;
+  const Traffic::Present present(traffic_, is_short);
+  Track& track = is_short ? short_ : long_;
+  const std::lock_guard lock(track.mutex);
+  if (!track.lane) throw ClosedError("table is closed");
   const Clock::time_point began = Clock::now();
   check_row_ids({batch.row_ids, batch.tokens * batch.heads}, num_rows());
   if (batch.heads > kPieceRows) throw std::invalid_argument("a token has more rows than a piece");
-  check_identities();
+  check_identities(track);
   const size_t parked = reap_parked();
   if (parked >= kMaxParked) {
     throw ReadFailure(ETIMEDOUT, source_.files.front().path(), 0, 0, 0,
                       std::to_string(parked) + " earlier gathers still have reads waiting");
   }
   const std::unique_ptr<Plan> large = large_plan(batch.tokens * batch.heads);
-  Plan& plan = large ? *large : *plan_;
+  Plan& plan = large ? *large : *track.plan;
   const size_t piece = plan.rows() / batch.heads;
   for (size_t token = 0; token < batch.tokens; token += piece) {
     Batch part = batch;
     part.row_ids += token * batch.heads;
     part.tokens = std::min(piece, batch.tokens - token);
-    gather_piece(plan, part, out + token * batch.heads * row_bytes(), poll);
+    gather_piece(track, plan, part, out + token * batch.heads * row_bytes(), poll);
   }
   counters_.gathers += 1;
   counters_.rows += batch.tokens * batch.heads;
@@ -241,13 +231,14 @@ std::unique_ptr<Plan> DiskTable::large_plan(size_t rows) const {
   if (rows <= kPieceRows) return nullptr;
   try {
     return std::make_unique<Plan>(
-        source_.planes, static_cast<uint32_t>(std::min(rows, kLargePieceRows)), slot_bytes_);
+        source_.planes, static_cast<uint32_t>(std::min(rows, kLargePieceRows)), long_.slot_bytes);
   } catch (const std::system_error&) {
     return nullptr;
   }
 }
 
-void DiskTable::gather_piece(Plan& plan, const Batch& batch, std::byte* out, const Poll& poll) {
+void DiskTable::gather_piece(Track& track, Plan& plan, const Batch& batch, std::byte* out,
+                             const Poll& poll) {
   std::array<RowPool*, Plan::kMaxPools> pools{};
   if (kept(batch)) pools = {cache_.get(), ahead_pool_.load(std::memory_order_acquire)};
   const bool any = pools[0] != nullptr || pools[1] != nullptr;
@@ -257,7 +248,11 @@ void DiskTable::gather_piece(Plan& plan, const Batch& batch, std::byte* out, con
   counters_.plan_ns += static_cast<uint64_t>((Clock::now() - began).count());
   if (plan.rows() > kPieceRows && poll()) throw Interrupted();  // that took a while
   Gather gather(source_, plan, alignments_, policy_, counters_, out);
-  gather.run(*lane_, [this]() -> Lane& { return replace(lane_); }, poll);
+  Limit limit;
+  if (&track == &long_) {
+    limit = [this] { return traffic_.limit_of_long(options_.queue_depth); };
+  }
+  gather.run(*track.lane, [&]() -> Lane& { return replace(track.lane); }, poll, limit);
   counters_.cached_rows += plan.pooled_rows(0);
   counters_.ahead_rows += plan.pooled_rows(1);
   if (!cache_ || gather.lost_rows()) return;
@@ -286,7 +281,7 @@ uint64_t DiskTable::prefetch(std::span<const int64_t> ids) {
   if (!lookahead_) {
     ahead_plan_ = std::make_unique<Plan>(
         source_.planes, Lookahead::kPieceGroups * options_.group_width, row_slot_bytes_);
-    ahead_lane_ = make_lane(row_slot_bytes_);
+    ahead_lane_ = make_lane(options_.queue_depth, row_slot_bytes_);
     ahead_lane_bytes_ = ahead_lane_->memory_bytes();
     const auto read = [this](std::span<const int64_t> groups, std::byte* out, const Poll& stop) {
       read_ahead(groups, out, stop);
@@ -319,16 +314,7 @@ void DiskTable::read_ahead(std::span<const int64_t> ids, std::byte* out, const P
                 lookahead_counters_, out);
   gather.run(
       *ahead_lane_, [this]() -> Lane& { return replace(ahead_lane_); }, stop,
-      [this] { return background_limit(); });
-}
-
-// Priority in our own queue does nothing for reads that the device has already: beside a lookup,
-// or between two of them, only a few may be there.
-unsigned DiskTable::background_limit() const {
-  const int64_t since = Clock::now().time_since_epoch().count() - kQuietAfterNs;
-  const bool decoding = gathering_.load(std::memory_order_relaxed) > 0 ||
-                        last_gather_ns_.load(std::memory_order_relaxed) > since;
-  return decoding ? std::min(kBackgroundDepth, options_.queue_depth) : options_.queue_depth;
+      [this] { return traffic_.limit_of_lookahead(options_.queue_depth); });
 }
 
 }  // namespace rowstream

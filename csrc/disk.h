@@ -1,6 +1,6 @@
-// A table read from its files: opens them, plans each gather in pieces, and
-// keeps the lane that reads them, with those that had to be parked. Any thread
-// may call; one gather runs at a time.
+// A table read from its files: opens them, plans each gather in pieces, and keeps the lanes that
+// read them, with those that had to be parked. Any thread may call. Of the gathers of up to 1,024
+// rows one runs at a time, and of the longer ones: a decode step never waits for a prompt.
 #pragma once
 
 #include <atomic>
@@ -17,6 +17,7 @@
 #include "lookahead.h"
 #include "plan.h"
 #include "source.h"
+#include "traffic.h"
 
 namespace rowstream {
 
@@ -71,14 +72,24 @@ class DiskTable {
   void close();
 
  private:
-  std::unique_ptr<Lane> make_lane(uint32_t slot_bytes, std::string* note = nullptr) const;
+  // what a gather takes for itself
+  struct Track {
+    mutable std::mutex mutex;
+    uint32_t slot_bytes = 0;  // the longest span
+    std::unique_ptr<Plan> plan;
+    std::unique_ptr<Lane> lane;  // none once closed
+    std::chrono::steady_clock::time_point next_identity_check;
+  };
+
+  void make(Track& track, uint32_t rows, unsigned depth, uint32_t joined_bytes);
+  std::unique_ptr<Lane> make_lane(unsigned depth, uint32_t slot_bytes,
+                                  std::string* note = nullptr) const;
   Lane& replace(std::unique_ptr<Lane>& lane);
   size_t reap_parked();
-  void check_identities();
+  void check_identities(Track& track);
   std::unique_ptr<Plan> large_plan(size_t rows) const;
-  void gather_piece(Plan& plan, const Batch& batch, std::byte* out, const Poll& poll);
+  void gather_piece(Track& track, Plan& plan, const Batch& batch, std::byte* out, const Poll& poll);
   void read_ahead(std::span<const int64_t> ids, std::byte* out, const Poll& stop);
-  unsigned background_limit() const;
   bool kept(const Batch& batch) const;
 
   const Options options_;
@@ -88,19 +99,17 @@ class DiskTable {
   std::vector<int> registered_;  // the descriptors that readers are made with
   std::vector<uint32_t> alignments_;
   std::unique_ptr<Drives> drives_;  // where some rows have copies
-  uint32_t slot_bytes_ = 0;         // the longest span
   uint32_t row_slot_bytes_ = 0;     // the longest span of one row
-  std::unique_ptr<Plan> plan_;
   std::shared_ptr<FaultSchedule> faults_;
-  std::unique_ptr<Lane> lane_;  // none once closed
+  Track short_;
+  Track long_;
+  Traffic traffic_;
   std::mutex parked_mutex_;
   std::vector<std::unique_ptr<Lane>> parked_;
   std::unique_ptr<Cache> cache_;
   std::string reader_name_;
   std::string reader_note_;
   size_t memory_bytes_ = 0;
-  std::chrono::steady_clock::time_point next_identity_check_;
-  mutable std::mutex mutex_;
   Counters counters_;
 
   // the look-ahead's own, used by its thread; made by the first prefetch
@@ -108,8 +117,6 @@ class DiskTable {
   std::unique_ptr<Lane> ahead_lane_;
   size_t ahead_lane_bytes_ = 0;
   Counters lookahead_counters_;
-  std::atomic<unsigned> gathering_{0};  // gathers that wait or run
-  std::atomic<int64_t> last_gather_ns_{INT64_MIN};
   bool closed_ = false;
   mutable std::mutex lookahead_mutex_;  // guards its making and its end
   std::unique_ptr<Lookahead> lookahead_;

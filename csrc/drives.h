@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -16,7 +17,8 @@ namespace rowstream {
 
 class Drives {
  public:
-  explicit Drives(const std::vector<TableFile>& files) : reads_(files.size()) {
+  explicit Drives(const std::vector<TableFile>& files)
+      : reads_(files.size()), avoided_until_(files.size()) {
     std::map<uint64_t, uint32_t> first;
     for (const TableFile& file : files) {
       const auto number = static_cast<uint32_t>(drive_of_.size());
@@ -30,6 +32,12 @@ class Drives {
   void began(uint32_t file) { reads(file).fetch_add(1, std::memory_order_relaxed); }
   void ended(uint32_t file) { reads(file).fetch_sub(1, std::memory_order_relaxed); }
 
+  // A drive that fails fast has the fewest reads in flight, and would be asked first for all of
+  // them: for a while it is asked last.
+  void failed(uint32_t file) {
+    avoided_until_[drive_of_[file]].store(now_ns() + kAvoidNs, std::memory_order_relaxed);
+  }
+
   // which of the copies is to be read: that with the fewest reads in flight, equal ones in turn
   uint32_t choose(std::span<const Extent> copies) {
     const uint32_t turn = turn_.fetch_add(1, std::memory_order_relaxed);
@@ -38,7 +46,9 @@ class Drives {
     uint32_t fewest = UINT32_MAX;
     for (uint32_t i = 0; i < count; ++i) {
       const uint32_t copy = (turn + i) % count;
-      const uint32_t waiting = reads(copies[copy].file).load(std::memory_order_relaxed);
+      const uint32_t file = copies[copy].file;
+      const uint32_t waiting =
+          reads(file).load(std::memory_order_relaxed) + (avoided(file) ? kMany : 0);
       if (waiting < fewest) best = copy;
       fewest = std::min(fewest, waiting);
     }
@@ -46,10 +56,23 @@ class Drives {
   }
 
  private:
+  static constexpr int64_t kAvoidNs = 100'000'000;
+  static constexpr uint32_t kMany = 1 << 20;  // more than can be in flight
+
+  static int64_t now_ns() {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
   std::atomic<uint32_t>& reads(uint32_t file) { return reads_[drive_of_[file]]; }
 
-  std::vector<uint32_t> drive_of_;            // by file: the first file on the same drive
-  std::vector<std::atomic<uint32_t>> reads_;  // by drive
+  bool avoided(uint32_t file) const {
+    const int64_t until = avoided_until_[drive_of_[file]].load(std::memory_order_relaxed);
+    return until != 0 && now_ns() < until;
+  }
+
+  std::vector<uint32_t> drive_of_;                   // by file: the first file on the same drive
+  std::vector<std::atomic<uint32_t>> reads_;         // by drive
+  std::vector<std::atomic<int64_t>> avoided_until_;  // by drive; 0: it has not failed
   std::atomic<uint32_t> turn_{0};
 };
 

@@ -257,6 +257,7 @@ bool Gather::try_another_copy(Lane& lane, uint32_t number) {
   const Slot& slot = lane[number];
   const auto copies = static_cast<uint32_t>(slot.span.copies.size());
   if (slot.bad_copies + 1 >= copies) return false;
+  lane.drives()->failed(slot.span.file);
   lane.move(number, plan_.moved(slot.span, (slot.span.copy + 1) % copies));
   read_.retries += 1;
   push(lane, number);

@@ -5,6 +5,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <deque>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -14,6 +15,7 @@
 #include "cpus.h"
 #include "failure.h"
 #include "fork.h"
+#include "gears.h"
 
 namespace rowstream {
 namespace {
@@ -21,13 +23,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-// Gears. A device's store raises no interrupt: only looking sees it. Looking every 50 us costs a
-// fifth to a third of a processor, every 5 ms less than a hundredth (2-core guest).
-constexpr auto kExpectFor = 2ms;
-constexpr auto kWarmFor = 100ms;
-constexpr auto kWarmLook = 50us;
-constexpr auto kWakeUp = 20us;  // what a sleep takes beyond its time
-constexpr auto kIdleLook = 5ms;
 constexpr auto kOpenLook = 1ms;
 // A device does not wait for longer than this for a tick of the watchdog.
 constexpr auto kMaxTick = 100ms;
@@ -36,14 +31,6 @@ constexpr auto kRoomWait = 2ms;
 // processors left to the process, beside one for each rank, before a thread may spin
 constexpr double kSpareCpus = 2;
 
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 std::chrono::nanoseconds nanoseconds(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::chrono::duration<double>(seconds));
@@ -51,30 +38,31 @@ std::chrono::nanoseconds nanoseconds(double seconds) {
 
 }  // namespace
 
-// What the two threads share with the loop's owner; lives as long as any of them.
+// What the threads share with the loop's owner; lives as long as any of them.
 struct Loop::State {
   State(Serve serve_, Options options_)
       : serve(std::move(serve_)),
         timeout(nanoseconds(options_.read_timeout_s)),
         cpus(std::move(options_.cpus)),
+        long_rows(options_.long_rows),
         spins(options_.spin == Spin::kAlways ||
               (options_.spin == Spin::kAuto && usable_cpus() >= options_.ranks + kSpareCpus)) {}
 
-  void look_out();  // the thread that answers
-  void watch();     // the watchdog
+  void look_out();     // the thread that answers
+  void answer_long();  // the one for rings of many rows
+  void watch();        // the watchdog
 
   bool refresh(std::vector<std::shared_ptr<Channel>>& mine, uint32_t& known);
-  void answer(Channel& channel, uint64_t epoch);
-  void fill(Channel& channel, uint64_t epoch);
+  bool handed_over(const std::shared_ptr<Channel>& channel, uint64_t epoch);
+  void answer(Channel& channel, uint64_t epoch, std::vector<int64_t>& ids);
+  void fill(Channel& channel, uint64_t epoch, std::vector<int64_t>& ids);
   void stop_serving();
   void let_unheld_go();
-  void rest();
-  std::optional<std::chrono::nanoseconds> due_in(Clock::time_point now);
-  void learn(Clock::time_point now);
 
   Serve serve;
   const std::chrono::nanoseconds timeout;
   const std::vector<int> cpus;
+  const uint32_t long_rows;
   const bool spins;
   const std::shared_ptr<Bell> bell = std::make_shared<Bell>();
   const std::shared_ptr<Record> record = std::make_shared<Record>();
@@ -82,15 +70,17 @@ struct Loop::State {
   std::mutex mutex;
   std::vector<std::shared_ptr<Channel>> channels;
   std::condition_variable let_go;
-  bool serving = true;  // the thread may still use `serve`
+  unsigned serving = 2;  // threads that may still use `serve`
   std::atomic<bool> closing{false};
 
-  // the answering thread's own
-  std::vector<int64_t> ids;
-  Clock::time_point last_ring;
-  Clock::time_point last_kick;
-  uint32_t kicks = 0;
-  std::chrono::nanoseconds interval{0};  // from ring to ring, learned
+  // rings of many rows, for a thread that others do not wait for; under the mutex
+  struct Ring {
+    std::shared_ptr<Channel> channel;
+    uint64_t epoch;
+  };
+  std::deque<Ring> long_rings;
+  std::condition_variable long_ring;
+  Gears gears{*bell, spins};  // the answering thread's own
 };
 
 // The channels as they are now; those that nobody holds are let go. False when there is nothing
@@ -119,54 +109,95 @@ void Loop::State::look_out() {
   pthread_setname_np(pthread_self(), "rowstream-loop");
   run_on(cpus);
   std::vector<std::shared_ptr<Channel>> mine;
+  std::vector<int64_t> ids;
+  bool serves = true;
   uint32_t known = bell->changes() - 1;
-  last_ring = last_kick = Clock::now() - 1h;
   while (refresh(mine, known)) {
-    if (closing) stop_serving();
+    if (closing && std::exchange(serves, false)) stop_serving();
     const uint32_t before = bell->state();
     bool rang = false;
     for (const auto& channel : mine) {
       if (channel->gated() && !channel->is_open()) continue;
       const std::optional<uint64_t> epoch = channel->ring();
-      if (!epoch) continue;
+      if (!epoch || handed_over(channel, *epoch)) continue;
       rang = true;
-      answer(*channel, *epoch);
+      gears.rang();
+      answer(*channel, *epoch, ids);
     }
     if (rang) continue;
     if (closing) {
       bell->sleep(before, kOpenLook);
     } else {
-      rest();
+      gears.rest();
     }
   }
-  stop_serving();
+  if (serves) stop_serving();
 }
 
 void Loop::State::stop_serving() {
   const std::lock_guard lock(mutex);
-  if (!serving) return;
-  serving = false;
+  serving -= 1;
   let_go.notify_all();
 }
 
-void Loop::State::answer(Channel& channel, uint64_t epoch) {
+// A prompt's rows take a hundred times as long as a step's, which would wait for them here.
+bool Loop::State::handed_over(const std::shared_ptr<Channel>& channel, uint64_t epoch) {
+  if (channel->handed_epoch == epoch) return true;
+  // two threads must not fill one staging: as long as the other one is not done with a ring of this
+  // channel, which may have been voided meanwhile, it gets the next one as well
+  if (channel->words().rows.load(std::memory_order_relaxed) <= long_rows && channel->handed == 0) {
+    return false;
+  }
+  const std::lock_guard lock(mutex);
+  if (closing) return false;  // nobody looks there any more
+  gears.rang_long();
+  channel->handed_epoch = epoch;
+  channel->handed += 1;
+  long_rings.push_back({channel, epoch});
+  long_ring.notify_one();
+  return true;
+}
+
+void Loop::State::answer_long() {
+  pthread_setname_np(pthread_self(), "rowstream-long");
+  run_on(cpus);
+  std::vector<int64_t> ids;
+  std::unique_lock lock(mutex);
+  for (;;) {
+    long_ring.wait(lock, [this] { return closing || !long_rings.empty(); });
+    if (closing) break;  // every channel is open: no answer would count
+    const Ring ring = std::move(long_rings.front());
+    long_rings.pop_front();
+    lock.unlock();
+    answer(*ring.channel, ring.epoch, ids);
+    ring.channel->handed -= 1;
+    lock.lock();
+  }
+  long_rings.clear();
+  lock.unlock();
+  stop_serving();
+}
+
+void Loop::State::answer(Channel& channel, uint64_t epoch, std::vector<int64_t>& ids) {
   const Clock::time_point began = Clock::now();
-  learn(began);
-  fill(channel, epoch);
+  fill(channel, epoch, ids);
   record->rings.fetch_add(1, std::memory_order_relaxed);
   const auto took = std::chrono::nanoseconds(Clock::now() - began).count();
   record->answer_ns.fetch_add(static_cast<uint64_t>(took), std::memory_order_relaxed);
 }
 
-void Loop::State::fill(Channel& channel, uint64_t epoch) {
+void Loop::State::fill(Channel& channel, uint64_t epoch, std::vector<int64_t>& ids) {
   Status status = Status::kOk;
   try {
     if (closing) throw ClosedError("the store is closed");
     if (ids.size() < channel.max_rows()) ids.resize(channel.max_rows());
     const std::optional<size_t> rows = channel.read_mailbox(ids);
     if (!rows) throw std::out_of_range("the mailbox has more ids than there is room for");
-    serve(std::span(ids).first(*rows), channel.staging(),
-          [&] { return closing || channel.is_open() || channel.answered() != epoch - 1; });
+    const auto late = [&] {
+      return closing || channel.is_open() || channel.answered() != epoch - 1;
+    };
+    if (late()) throw Interrupted();
+    serve(std::span(ids).first(*rows), channel.staging(), late);
   } catch (const Interrupted&) {
     status = Status::kTimeout;  // whoever gave up has answered already
   } catch (const ClosedError&) {
@@ -179,39 +210,6 @@ void Loop::State::fill(Channel& channel, uint64_t epoch) {
     record->remember(std::current_exception());
   }
   channel.answer(epoch, status);
-}
-
-void Loop::State::learn(Clock::time_point now) {
-  const std::chrono::nanoseconds since = now - last_ring;
-  last_ring = now;
-  // a pause between two requests says nothing of the next step
-  if (since < kWarmFor) interval = interval.count() == 0 ? since : (interval * 7 + since) / 8;
-}
-
-// How long until the next ring is due, by what the last ones have taught; none when nothing is
-// expected any more.
-std::optional<std::chrono::nanoseconds> Loop::State::due_in(Clock::time_point now) {
-  if (const uint32_t have = bell->kicks(); have != kicks) {
-    kicks = have;
-    last_kick = now;
-  }
-  if (now - last_kick < kExpectFor && last_ring < last_kick) return 0ns;
-  const std::chrono::nanoseconds since = now - last_ring;
-  if (since >= kWarmFor || since >= interval + kExpectFor) return {};
-  return std::max<std::chrono::nanoseconds>(interval * 4 / 5 - since, 0ns);
-}
-
-void Loop::State::rest() {
-  const uint32_t before = bell->state();
-  const Clock::time_point now = Clock::now();
-  const auto due = due_in(now);
-  // a sleep that would end after the ring is none
-  if (due && spins && *due < kWarmLook + kWakeUp) {
-    for (int i = 0; i < 32; ++i) relax();
-    return;
-  }
-  const bool warm = due.has_value() || now - last_ring < kWarmFor;
-  bell->sleep(before, warm ? std::chrono::nanoseconds(kWarmLook) : kIdleLook);
 }
 
 void Loop::State::watch() {
@@ -258,10 +256,13 @@ Loop::Loop(Serve serve, Options options) : forks_(fork_generation()) {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     std::thread([state = state_] { state->look_out(); }).detach();
+    std::thread([state = state_] { state->answer_long(); }).detach();
     std::thread([state = state_] { state->watch(); }).detach();
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    const std::lock_guard lock(state_->mutex);
     state_->closing = true;
+    state_->long_ring.notify_all();
     state_->bell->changed();
     throw;
   }
@@ -319,8 +320,10 @@ bool Loop::close() {
   std::unique_lock lock(state_->mutex);
   state_->closing = true;
   for (const auto& channel : state_->channels) channel->open(Status::kClosed);
+  state_->long_ring.notify_all();
   state_->bell->changed();
-  return state_->let_go.wait_for(lock, state_->timeout + 1s, [this] { return !state_->serving; });
+  return state_->let_go.wait_for(lock, state_->timeout + 1s,
+                                 [this] { return state_->serving == 0; });
 }
 
 }  // namespace rowstream

@@ -1,6 +1,7 @@
-// Answers the rings of a store's channels: one thread that looks at the doors, reads and fills, and
-// one that only sleeps and voids what was not answered in time. Nothing here depends on the thread
-// that launches work on the device, and neither thread ever calls the device's driver.
+// Answers the rings of a store's channels: one thread that looks at the doors, reads and fills, one
+// that does so for rings of many rows, which others do not wait for, and one that only sleeps and
+// voids what was not answered in time. Nothing here depends on the thread that launches work on the
+// device, and none of them ever calls the device's driver.
 //
 // The threads hold no Python object, take no signals and are never joined: a stream may still wait
 // for them while the process ends. They end by themselves once the loop is closed and nobody holds
@@ -22,7 +23,8 @@ namespace rowstream {
 
 class Loop {
  public:
-  // fills `out` with the rows of the ids; ends with Interrupted soon after `late` is true
+  // Fills `out` with the rows of the ids; ends with Interrupted soon after `late` is true. Two
+  // threads call it.
   using Serve = std::function<void(std::span<const int64_t> ids, std::byte* out, const Poll& late)>;
   enum class Spin { kAuto, kAlways, kNever };
 
@@ -30,7 +32,9 @@ class Loop {
     double read_timeout_s = 2;
     Spin spin = Spin::kAuto;
     unsigned ranks = 1;     // processes of this kind on the host, for kAuto
-    std::vector<int> cpus;  // where the thread runs; empty: anywhere
+    std::vector<int> cpus;  // where the threads run; empty: anywhere
+    // Rings of more are long: than those of a step of 64 lanes with 16 heads.
+    uint32_t long_rows = 1024;
   };
 
   Loop(Serve serve, Options options);
@@ -45,8 +49,8 @@ class Loop {
   uint64_t faults() const;
   Record& record() const;
 
-  // Opens all channels and refuses new ones. True when the thread has let go of what `serve` uses,
-  // for which it waits up to the read time-out and a second.
+  // Opens all channels and refuses new ones. True when the threads have let go of what `serve`
+  // uses, for which it waits up to the read time-out and a second.
   bool close();
 
  private:

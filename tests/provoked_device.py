@@ -190,7 +190,39 @@ def captured_in_vain(folder: Path) -> None:
         channel.belong_to_graph(0)
 
 
+def finished_in_a_capture(folder: Path) -> None:
+    link: Any = SimpleNamespace()
+    sent = Sent(link, 1, 0, captured=False, posted=link)
+    link.abandoned = lambda: None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        StreamedRows(link, link, np.asarray).finish(sent, bytes_of(1, 4, 6))
+
+
+def captured_first(opened: RowStore) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        Lookup(opened).path(torch.device("cuda", 1))
+
+
+def borrowed_after_its_end(folder: Path) -> None:
+    link = DeviceLink.__new__(DeviceLink)
+    link._closed = True
+    link.borrow(0)
+
+
 met("a started lookup has one finish, this is another", RuntimeError, finished_twice)
+met(
+    "a started lookup needs its finish in the same capture, or both outside of one",
+    RuntimeError,
+    finished_in_a_capture,
+)
+met(
+    "lookup needs warm_up() on <device> before its first capture",
+    RuntimeError,
+    store(captured_first),
+)
+met("table is closed", ValueError, borrowed_after_its_end)
 met("captured lookup: the capture was invalidated before it", RuntimeError, captured_in_vain)
 
 # the driver
@@ -245,7 +277,7 @@ def device(cuda: str | None, gpus: bool, capability: tuple[int, int] = (9, 0)) -
 def one_mode(folder: Path) -> None:
     probed = {"doorbell": "ok", "kernel": "no answer within 30 s", "hostnode": "ok"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "available", lambda: (True, "1 x GPU"))
+        patch.setattr(driver, "available", lambda device: (True, "1 x GPU"))
         patch.setattr(sync, "probed", lambda device: probed)
         sync.choose("kernel", 0)
 

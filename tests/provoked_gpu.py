@@ -182,7 +182,7 @@ met_on_gpu(
 met_on_gpu(
     "lookup needs fewer than <n> units of <n> bytes, got <n>",
     ValueError,
-    "device/kernels.py Kernels._blocks",
+    "device/kernels.py Kernels.blocks",
     # refused before anything is launched: the addresses are none
     lambda folder: kernels(0).take(0, 16, 17, 16, 1 << 20, 16, 0, 16, 160, 0),
 )

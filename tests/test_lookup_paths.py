@@ -45,6 +45,10 @@ def fp8(tmp_path: Path) -> Iterator[RowStore]:
         yield store
 
 
+# and whether their graphs are still there
+GATES = [("first", True), ("gone", False), ("last", True)]
+
+
 class OnGpu(torch.Tensor):
     """A tensor of the CPU that says otherwise."""
 
@@ -56,7 +60,9 @@ class FakeRows(StreamedRows):
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
-        self.gates: list[Any] = ["gate"]
+        self.gates: list[Any] = [
+            SimpleNamespace(in_a_graph=there, name=name) for name, there in GATES
+        ]
 
     def run(self, ids: Any, live: Any, out: Any) -> None:
         self.calls.append(("run", ids.tolist(), live, out))
@@ -110,7 +116,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=5))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(driver, "available", lambda: (True, "one GPU"))
+    monkeypatch.setattr(driver, "available", lambda device: (True, "one GPU"))
     monkeypatch.setattr(lookups, "DeviceLink", link)
     monkeypatch.setattr(lookups, "AddressedTable", FakeTable)
     monkeypatch.setattr(lookups, "choose", lambda sync, index: (sync, f"probed cuda:{index}"))
@@ -131,7 +137,7 @@ def test_a_streamed_lookup_goes_to_its_path(fp8: RowStore, gpu: list[dict[str, A
     assert look.stats() == {"cuda:1": {"sync": "kernel", "sync_reason": "asked for"}}
     look.close()
     gates: list[Any] = look.gates
-    assert gates == ["gate"]
+    assert [gate.name for gate in gates] == ["first", "last"]
     assert path.calls == [
         ("run", ids.tolist(), live, out),
         ("start", ids.tolist(), None),
@@ -294,7 +300,7 @@ def test_what_a_path_cannot_be_made_of_is_tried_again(
 def test_a_gpu_that_cannot_be_linked_is_served_by_the_host(
     fp8: RowStore, gpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "available", lambda: (False, "no driver for it"))
+    monkeypatch.setattr(driver, "available", lambda device: (False, "no driver for it"))
     look = Lookup(fp8)
     ids = torch.from_numpy(some_ids(3)).as_subclass(OnGpu)
     out, expected = empty(ids.shape, TINY_WIDTH), empty(ids.shape, TINY_WIDTH)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,7 +117,18 @@ class Device:
     def __init__(self, pinned: list[int]) -> None:
         self.pinned = pinned
         self.capturing = False
+        self.current: int | None = None  # torch's device
         self.synchronized: list[int] = []  # how much was pinned then
+
+    @contextlib.contextmanager
+    def guard(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
+
+    def on_current(self, index: int) -> Any:
+        assert index == self.current, "stays current in the caller"
+        return SimpleNamespace(rows=lambda *arguments: None)
 
     def synchronize(self, device: torch.device) -> None:
         assert device == GPU
@@ -127,13 +139,11 @@ class Device:
 @pytest.fixture
 def device(pinned: list[int], monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device(pinned)
-    launches = SimpleNamespace(rows=lambda *arguments: None)
-    monkeypatch.setattr(addressed, "kernels", lambda index: launches)
+    monkeypatch.setattr(addressed, "kernels", made.on_current)
     monkeypatch.setattr(addressed, "_KEPT", [])
     monkeypatch.setattr(places, "_registered", {})
-    monkeypatch.setattr(driver, "use_primary_context", lambda index: None)
-    monkeypatch.setattr(driver, "capturing", lambda stream: made.capturing)
-    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(driver, "use_primary_context", made.on_current)
+    monkeypatch.setattr(torch.cuda, "device", made.guard)
     monkeypatch.setattr(torch.cuda, "synchronize", made.synchronize)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
@@ -195,6 +205,25 @@ def test_what_a_graph_reads_is_never_given_back(
         assert not end.atexit
         assert (len(device.pinned), device.synchronized) == (1, [])
         end.detach()
+
+
+def test_a_table_that_cannot_be_made_is_not_left_registered(
+    tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensor: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    write_tiny(tmp_path)
+    with RowStore.open(tmp_path, backend="pinned") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "pin_memory", full)
+            for _ in range(2):
+                with pytest.raises(torch.OutOfMemoryError):
+                    AddressedTable(store, GPU, "pinned")
+        assert device.pinned == []
+        assert places._registered == {}
+        AddressedTable(store, GPU, "pinned").close()
+    assert device.pinned == []
 
 
 def test_a_forked_child_leaves_it_to_its_parent(

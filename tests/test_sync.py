@@ -20,7 +20,7 @@ Probes = dict[str, str]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A GPU as far as the choice looks, and an empty cache folder, which is returned."""
-    monkeypatch.setattr(driver, "available", lambda: (True, "1 x GPU"))
+    monkeypatch.setattr(driver, "available", lambda device: (True, "1 x GPU"))
     monkeypatch.setattr(driver, "device_uuid", lambda device: f"{device:032x}")
     monkeypatch.setattr(driver, "driver_version", lambda: "13000 580.95")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -90,7 +90,7 @@ def test_a_mode_that_does_not_work_is_refused_with_the_choice_of_auto(probed: Pr
 def test_a_gate_asks_nothing_of_the_machine(
     probed: Probed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "available", lambda: (False, "no GPU"))
+    monkeypatch.setattr(driver, "available", lambda device: (False, "no GPU"))
     assert sync.choose("gate", 0) == ("gate", "asked for")
     assert probed[1] == []
 
@@ -99,7 +99,7 @@ def test_a_gate_asks_nothing_of_the_machine(
 def test_without_a_gpu_the_driver_says_why(
     probed: Probed, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "available", lambda: (False, "torch sees no GPU"))
+    monkeypatch.setattr(driver, "available", lambda device: (False, "torch sees no GPU"))
     with pytest.raises(UnavailableError, match=r"^torch sees no GPU$"):
         sync.choose(wanted, 0)
     assert probed[1] == []
@@ -265,12 +265,12 @@ def test_the_last_line_of_a_probe_is_its_answer(child: Callable[[str], Path]) ->
 def test_a_probe_that_hangs_is_ended(
     child: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    child('[ "$3" = kernel ] && echo ok || exec sleep 60')
-    # not so short that the shell would not have started
-    monkeypatch.setattr(sync, "_PROBE_TIMEOUT_S", 0.8)
+    child('[ "$3" = doorbell ] && exec sleep 600 || echo ok')
+    # not so short that the shell would not have started, on a busy machine either
+    monkeypatch.setattr(sync, "_PROBE_TIMEOUT_S", 4.0)
     began = time.monotonic()
-    assert sync.choose("auto", 0) == ("kernel", "probed; doorbell: no answer within 1 s")
-    assert time.monotonic() - began < 20
+    assert sync.choose("auto", 0) == ("kernel", "probed; doorbell: no answer within 4 s")
+    assert time.monotonic() - began < 120
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,32 @@ def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch, absent: str) -
         load_model(checkpoint("bf16"))
 
 
+def test_one_table_that_cannot_be_closed_does_not_keep_the_others_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from types import SimpleNamespace
+
+    from rowstream.engines import transformers as engine
+
+    closed: list[str] = []
+
+    def fails(name: str) -> None:
+        closed.append(name)
+        raise RuntimeError("cuCtxSynchronize: CUDA_ERROR_LAUNCH_FAILED")
+
+    def table(name: str) -> Any:
+        lookup = SimpleNamespace(close=lambda: fails(f"lookup {name}"))
+        store = SimpleNamespace(close=lambda: closed.append(f"store {name}"))
+        return SimpleNamespace(lookup=lookup, store=store)
+
+    monkeypatch.setattr(engine, "_streamed", lambda model: [table("a"), table("b")])
+    with pytest.raises(RuntimeError, match="LAUNCH_FAILED"):
+        engine.close(None)
+    assert sorted(closed) == ["lookup a", "lookup b", "store a", "store b"]
+    # a lookup reads its store
+    assert all(closed.index(f"lookup {name}") < closed.index(f"store {name}") for name in "ab")
+
+
 def test_a_layer_named_twice_has_one_table_and_a_failure_leaves_none_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

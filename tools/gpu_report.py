@@ -28,8 +28,9 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
-# all of the tests, in less than ten minutes; a file that does not hang takes two at most
-ALL_S, FILE_S, BENCH_S = 570.0, 240.0, 600.0
+# All of the tests, with what the machine is asked before in less than ten minutes; a file that does
+# not hang takes two at most.
+MACHINE_S, ALL_S, FILE_S, BENCH_S = 100.0, 450.0, 240.0, 600.0
 JOBS = 4
 BENCHMARKS = {
     "lookup.py": ("--gib", "2", "--turns", "2000"),
@@ -218,7 +219,7 @@ def main() -> int:
     files = [path.resolve() for path in arguments.files] or sorted(TESTS.glob("gpu/test_*.py"))
     with tempfile.TemporaryDirectory(prefix="gpu-report-") as name:
         folder = Path(name)
-        _, why, said = run([sys.executable, "-c", MACHINE], 100)
+        _, why, said = run([sys.executable, "-c", MACHINE], MACHINE_S)
         began = time.monotonic()
         page = [f"# rowstream on a GPU, {time.strftime('%Y-%m-%d')}\n", said]
         if why:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -162,6 +163,36 @@ def test_arguments_that_do_not_fit(open_store: OpenStore) -> None:
         lookup(ids, torch.empty((2, HEADS, VALUES + 1), device=CUDA))
     with pytest.raises(ValueError, match="out needs shape"):
         lookup(ids, torch.empty((2, HEADS, VALUES)))
+
+
+@pytest.mark.parametrize("place", ["streamed", "pinned", "device"])
+def test_a_thread_that_has_called_nothing_of_cuda_yet(place: str, open_store: OpenStore) -> None:
+    # the kernels are there already, whose loading would give the thread a context
+    Lookup(open_store()).warm_up(torch.device(CUDA))
+    lookup = Lookup(open_store(), LookupOptions(place=place))
+    ids = torch.randint(ROWS, (3, HEADS), device=CUDA)
+    out = torch.empty((3, HEADS, VALUES), device=CUDA)
+    torch.cuda.synchronize()
+    failures: list[BaseException] = []
+
+    def look_up() -> None:
+        try:
+            lookup(ids, out)
+        except BaseException as failure:
+            failures.append(failure)
+
+    for _ in range(2):  # the way is made, and found
+        out.zero_()
+        torch.cuda.synchronize()
+        thread = threading.Thread(target=look_up)
+        thread.start()
+        thread.join()
+        assert failures == []
+        torch.cuda.synchronize()
+        expected = torch.empty((3, HEADS, VALUES))
+        lookup(ids.cpu(), expected)
+        assert same(out, expected)
+    lookup.check()
 
 
 @pytest.mark.parametrize("by", ["heads", "rows"])

@@ -15,7 +15,7 @@ import torch
 from children import unmeasured
 from gpu.stores import CUDA, HEADS, ROWS, VALUES, OpenStore, same
 from gpu.words import new_stream
-from rowstream.device.lookup import Lookup
+from rowstream.device.lookup import Lookup, LookupOptions
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -87,7 +87,8 @@ def test_one_table_on_two_gpus(current: int, open_store: OpenStore) -> None:
             assert same(out, looked_up(lookup, ids))
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.device(index), torch.cuda.graph(graph):
+            # torch's own stream for captures is of the device that captured first
+            with torch.cuda.device(index), torch.cuda.graph(graph, stream=new_stream()):
                 ids.add_(7).remainder_(ROWS)
                 lookup(ids, out)
             graphs.append((graph, ids, out))
@@ -101,6 +102,45 @@ def test_one_table_on_two_gpus(current: int, open_store: OpenStore) -> None:
                 assert same(out, looked_up(lookup, ids))
     lookup.check()
     assert set(lookup.stats()) >= {"cuda:0", "cuda:1"}
+
+
+@two_gpus
+def test_a_gpu_that_was_not_warmed_up_refuses_a_capture(open_store: OpenStore) -> None:
+    lookup = Lookup(open_store())
+    lookup.warm_up(torch.device("cuda", 0), [torch.bfloat16])
+    device = torch.device("cuda", 1)
+    ids = torch.randint(ROWS, (3, HEADS), device=device)
+    out = torch.zeros((3, HEADS, VALUES), dtype=torch.bfloat16, device=device)
+    for warm in (False, True):
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(device)
+        with torch.cuda.device(device), torch.cuda.graph(graph, stream=new_stream()):
+            ids.add_(7).remainder_(ROWS)
+            if warm:
+                lookup(ids, out)
+            else:  # the capture goes on
+                with pytest.raises(RuntimeError, match=r"needs warm_up\(\) on cuda:1"):
+                    lookup(ids, out)
+        graph.replay()
+        lookup.warm_up(device, [torch.bfloat16])
+    torch.cuda.synchronize(device)
+    assert same(out, looked_up(lookup, ids))
+    lookup.check()
+
+
+@two_gpus
+@pytest.mark.parametrize("sync", ["doorbell", "pinned", "device"])
+def test_what_is_made_for_another_gpu_leaves_the_current_one(
+    sync: str, open_store: OpenStore
+) -> None:
+    streamed = sync == "doorbell"
+    options = LookupOptions(sync=sync) if streamed else LookupOptions(place=sync)
+    torch.cuda.set_device(0)
+    lookup = Lookup(open_store(), options)
+    path = lookup.path(torch.device("cuda", 1))  # not by a lookup, which restores it by itself
+    assert torch.cuda.current_device() == 0
+    assert torch.zeros(1, device="cuda").device.index == 0
+    path.close()
 
 
 # A rank on each GPU: each looks up what it owns, in a graph with the all-reduce behind it.

@@ -106,8 +106,9 @@ def test_eager_lookups_of_any_size_on_any_stream(sync: str, tmp_path: Path) -> N
             with rig.link.locked():
                 channel = rig.link.borrow(stream)
                 channel.post(stream, ids, tokens, None)
+                room = channel.prepare(out, tokens, Output(VOID))
                 channel.wait(stream)
-                channel.take(stream, out, tokens, Output(VOID))
+                channel.take(stream, out, tokens, Output(VOID), room)
                 rig.link.give_back(channel, stream)
             torch.cuda.current_stream().synchronize()
             rig.judge(ids, live, out, counts)
@@ -129,6 +130,32 @@ def test_a_channel_goes_back_with_its_graph(tmp_path: Path) -> None:
         while rig.link.stats()["channel_bytes_used"] > 0 and time.monotonic() < until:
             time.sleep(0.005)
         assert rig.link.stats()["channel_bytes_used"] == 0
+
+
+def test_a_link_may_end_while_a_graph_is_captured(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "doorbell")
+    ids = torch.randint(rig.rows, (1, HEADS), device=rig.device)
+    out = torch.empty((1, HEADS, ROW_BYTES), dtype=torch.uint8, device=rig.device)
+    stream = torch.cuda.current_stream().cuda_stream
+    channel = rig.link.borrow(stream)
+    channel.post(stream, ids, 1, None)
+    channel.wait(stream)
+    channel.take(stream, out, 1, Output(VOID))
+    rig.link.give_back(channel, stream)
+    capturing, graph = new_stream(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=capturing):
+        out.fill_(1)
+        # torch has 32 in turn: its next one is the one that captures
+        while new_stream().cuda_stream != capturing.cuda_stream:
+            pass
+        for _ in range(31):
+            new_stream()
+        rig.link.close()
+        out.add_(1)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (out == 2).all()
 
 
 def test_a_full_arena_says_so(tmp_path: Path) -> None:

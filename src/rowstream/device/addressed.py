@@ -68,14 +68,18 @@ class AddressedTable:
         self._row_bytes, self._num_rows = store.row_bytes, store.num_rows
         by_rows = store.shard.world > 1 and store.shard.by == "rows"
         self._owned_rows = store.owned.rows if by_rows else None
-        self._kernels = kernels(index)
-        began = time.monotonic()
         with torch.cuda.device(self.device):
             driver.use_primary_context(index)
+            self._kernels = kernels(index)
+            began = time.monotonic()
             self._place: Place = self._find(store, progress)
-            self._slot_of = self._slots(store)
-            # the device's address is the host's: torch pins for unified addressing
-            self._fault = torch.zeros(1, dtype=torch.int64, device="cpu").pin_memory()
+            try:
+                self._slot_of = self._slots(store)
+                # the device's address is the host's: torch pins for unified addressing
+                self._fault = torch.zeros(1, dtype=torch.int64, device="cpu").pin_memory()
+            except BaseException:
+                self._place.free()
+                raise
         read = (self._slot_of, self._fault)
         self._end = weakref.finalize(self, _free, os.getpid(), self._place, self.device, read)
         # a stream may still wait when the process ends, and the driver frees it all
@@ -103,7 +107,7 @@ class AddressedTable:
         """
         if self._closed:
             raise ValueError("table is closed")
-        captured = driver.capturing(stream)
+        captured = torch.cuda.is_current_stream_capturing()
         self._place.check(captured=captured)
         if captured:
             self._keep()

@@ -19,6 +19,7 @@ __all__ = ["PinnedArena", "States", "states"]
 
 # arenas whose owner is gone; graphs may still use some of them
 _orphans: list[_core.Arena] = []
+_releasing = threading.Lock()
 
 
 class PinnedArena:
@@ -41,10 +42,11 @@ class PinnedArena:
 
 
 def _release_orphans() -> None:
-    for core in list(_orphans):
-        if core.used_bytes == 0:
-            _orphans.remove(core)
-            driver.unpin(core.address)
+    with _releasing:
+        for core in list(_orphans):
+            if core.used_bytes == 0:
+                driver.unpin(core.address)  # before it goes: what is registered must stay mapped
+                _orphans.remove(core)
 
 
 class States:

@@ -94,17 +94,36 @@ class Channel:
         timeout_ns = 0 if self.gated else link.give_up_ns
         link.kernels.verdict(stream, self._header, self.state.data_ptr(), self._fault, timeout_ns)
 
-    def take(self, stream: int, out: torch.Tensor, tokens: int, output: Output) -> None:
-        """Bring the rows to out [tokens, heads, ...]."""
+    def prepare(self, out: torch.Tensor, tokens: int, output: Output) -> torch.Tensor | None:
+        """Before the wait, do all of a take that can fail: return room for rows on their way.
+
+        None: they need none. Raises ValueError for an output that is too large.
+        """
         link = self._link
+        num_bytes = tokens * link.heads * link.row_bytes
+        link.kernels.blocks(num_bytes, link.row_bytes, out.data_ptr(), output.value_bytes)
         rows = tokens * link.owned
+        if not link.copies_by_dma(rows, _DMA_FROM_ROWS):
+            return None
+        return torch.empty(rows * link.row_bytes, dtype=torch.uint8, device=link.device)
+
+    def take(
+        self,
+        stream: int,
+        out: torch.Tensor,
+        tokens: int,
+        output: Output,
+        room: torch.Tensor | None = None,
+    ) -> None:
+        """Bring the rows to out [tokens, heads, ...]; by the copy engine where there is room.
+
+        `room` can be freed at once, as by a stream's own order it is used again after the take.
+        """
+        link = self._link
         staging = self._staging
-        if link.copies_by_dma(rows, _DMA_FROM_ROWS):
-            num_bytes = rows * link.row_bytes
-            # freed when this returns, and used again no earlier than after the kernel below
-            scratch = torch.empty(num_bytes, dtype=torch.uint8, device=link.device)
-            driver.copy_async(stream, scratch.data_ptr(), self.core.staging_address, num_bytes)
-            staging = scratch.data_ptr()
+        if room is not None:
+            driver.copy_async(stream, room.data_ptr(), self.core.staging_address, room.nbytes)
+            staging = room.data_ptr()
         link.kernels.take(
             stream,
             self.state.data_ptr(),

@@ -79,8 +79,8 @@ def check(result: tuple[Any, ...], what: str) -> Any:
     raise RuntimeError(message)
 
 
-def available() -> tuple[bool, str]:
-    """Whether the device path can run here, and one line that says why (not).
+def available(device: int | None = None) -> tuple[bool, str]:
+    """Whether the device path can run on a device, or on any, and one line that says why (not).
 
     Does not initialize CUDA where torch has no GPU.
     """
@@ -95,14 +95,16 @@ def available() -> tuple[bool, str]:
     try:
         cuda = bindings()
         check(cuda.cuInit(0), "cuInit")
-        first = attributes(0)
+        wanted = range(torch.cuda.device_count()) if device is None else [device]
+        found = [attributes(index) for index in wanted]
     # cuda-bindings raises RuntimeError of its own where libcuda or a function of it is missing
     except RuntimeError as error:
         return False, str(error)
-    if first.compute_capability < (7, 0):
-        found = ".".join(map(str, first.compute_capability))
-        return False, f"{first.name}: the kernels need compute capability 7.0, it has {found}"
-    return True, f"{torch.cuda.device_count()} x {first.name}, driver {driver_version()}"
+    able = [each for each in found if each.compute_capability >= (7, 0)]
+    if not able:
+        has = ".".join(map(str, found[0].compute_capability))
+        return False, f"{found[0].name}: the kernels need compute capability 7.0, it has {has}"
+    return True, f"{len(able)} x {able[0].name}, driver {driver_version()}"
 
 
 # --- memory -----------------------------------------------------------------------------------

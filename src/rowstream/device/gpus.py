@@ -68,20 +68,21 @@ def examine(told: Callable[[str], object] | None = None) -> Gpus:
 
 def _gpu(index: int) -> Gpu:
     found = driver.attributes(index)
+    usable, why = driver.available(index)
     auto: str | None
     try:
         auto, reason = sync.choose("auto", index)
     except (UnavailableError, ValueError) as error:  # of what ROWSTREAM_SYNC asks for
         auto, reason = None, str(error)
-    # once more only where the result could not be kept
-    waits = sync.probed(index)
+    # once more only where the result could not be kept; a gate is the host's own work
+    waits = sync.probed(index) | {"gate": "ok"} if usable else dict.fromkeys(sync.MODES, why)
     return Gpu(
         index=index,
         name=found.name,
         compute_capability=".".join(map(str, found.compute_capability)),
         pci_bus_id=found.pci_bus_id,
         numa_node=found.numa_node,
-        waits=waits | {"gate": "ok"},  # the host's own work, asks nothing of the device
+        waits=waits,
         auto=auto,
         auto_reason=reason,
         file=found.pageable_uses_host_page_tables,

@@ -79,7 +79,8 @@ class Kernels:
     """Launches on one device, which must be torch's current one; any number of threads may.
 
     Loading takes the device's primary context, and every kernel runs once on nothing: the driver
-    loads a kernel at its first launch otherwise, and that blocks while any stream waits.
+    loads a kernel at its first launch otherwise, and that blocks while any stream waits. `aside` is
+    a stream for what is behind others, and never captured.
     """
 
     def __init__(self, device: int) -> None:
@@ -89,6 +90,9 @@ class Kernels:
         self.multiprocessors = driver.attributes(device).multiprocessors
         self._launch_kernel = cuda.cuLaunchKernel
         self._arguments = _Arguments()
+        # Torch's streams are a few in turn, one of which may be capturing.
+        non_blocking = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self.aside = int(driver.check(cuda.cuStreamCreate(non_blocking), "cuStreamCreate"))
         image = _PTX.read_bytes() + b"\0"
         # never unloaded: captured graphs hold its functions
         self._module = driver.check(cuda.cuModuleLoadData(image), f"loading {_PTX.name}")
@@ -171,7 +175,7 @@ class Kernels:
         byte the bytes go as they are; with 2 or 4, `lut` has the 256 outputs. `void_value` is one
         output of a void step.
         """
-        blocks = self._blocks(tokens * heads * row_bytes, rows | row_bytes, out, value_bytes)
+        blocks = self.blocks(tokens * heads * row_bytes, rows | row_bytes, out, value_bytes)
         self._launch(
             f"take_{_SUFFIX[value_bytes]}",
             stream,
@@ -203,7 +207,7 @@ class Kernels:
         Ids below 0, tokens that are not live and heads whose `slot_of` is below 0 give zeroes. An
         id past the table gives `void_value`, and leaves id << 8 | 3 in the u64 at `fault`.
         """
-        blocks = self._blocks(tokens * heads * row_bytes, base | row_bytes, out, value_bytes)
+        blocks = self.blocks(tokens * heads * row_bytes, base | row_bytes, out, value_bytes)
         self._launch(
             f"rows_{_SUFFIX[value_bytes]}",
             stream,
@@ -226,8 +230,11 @@ class Kernels:
             ),
         )
 
-    def _blocks(self, num_bytes: int, source: int, out: int, value_bytes: int) -> int:
-        """Blocks that give each thread one unit, as wide as the kernel will choose it."""
+    def blocks(self, num_bytes: int, source: int, out: int, value_bytes: int) -> int:
+        """Blocks that give each thread one unit, as wide as the kernel will choose it.
+
+        Raises ValueError where a kernel cannot count the units.
+        """
         unit = 1
         for width in (16, 4):
             if source % width == 0 and out % min(16, width * value_bytes) == 0:
@@ -258,20 +265,17 @@ class Kernels:
 
     def _warm_up(self) -> None:
         cuda: Any = driver.bindings()
-        scratch_bytes = 4096
-        non_blocking = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        stream = driver.check(cuda.cuStreamCreate(non_blocking), "cuStreamCreate")
+        scratch_bytes, stream = 4096, self.aside
         scratch = driver.check(cuda.cuMemAlloc(scratch_bytes), "cuMemAlloc")
         try:
-            handle, zeroes = int(stream), int(scratch)
+            zeroes = int(scratch)
             driver.check(cuda.cuMemsetD8Async(scratch, 0, scratch_bytes, stream), "cuMemsetD8Async")
-            self.post(handle, zeroes, 8, 0, 1, 0, 0, 1, *(zeroes,) * 4, False)
-            self.verdict(handle, zeroes, zeroes, zeroes + 64, 1)
+            self.post(stream, zeroes, 8, 0, 1, 0, 0, 1, *(zeroes,) * 4, False)
+            self.verdict(stream, zeroes, zeroes, zeroes + 64, 1)
             for value_bytes in _SUFFIX:
                 last = (zeroes, value_bytes)
-                self.take(handle, zeroes, zeroes, zeroes, 0, 1, 0, 1, 16, 0, *last)
-                self.rows(handle, zeroes, zeroes, 8, 0, 0, 1, 0, zeroes, 16, 0, 0, zeroes, *last)
+                self.take(stream, zeroes, zeroes, zeroes, 0, 1, 0, 1, 16, 0, *last)
+                self.rows(stream, zeroes, zeroes, 8, 0, 0, 1, 0, zeroes, 16, 0, 0, zeroes, *last)
             driver.check(cuda.cuStreamSynchronize(stream), "running the kernels")
         finally:
             cuda.cuMemFree(scratch)
-            cuda.cuStreamDestroy(stream)

@@ -70,20 +70,26 @@ class DeviceLink:
         """
         if copies not in COPIES:
             raise ValueError(f"copies needs one of {', '.join(COPIES)}, got {copies!r}")
-        self.device = torch.device("cuda", device.index or 0)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
         self.sync = sync
         self.row_bytes = row_bytes
         self.owned = sum(groups)
         self.heads = self.owned if heads is None else heads
         self.give_up_ns = int((read_timeout_s * 2 + 1) * 1e9)
-        self.kernels = kernels(self.device.index)
-        self.head_of, self.slot_of = self._maps(owned)
         self._copies = copies
         self._groups = list(groups)
         self._name = name
         self._table = table
-        cpus = _cpus_near(self.device.index) if io_cpu is None else [io_cpu]
-        self.arena = PinnedArena(channel_bytes, cpus)
+        cpus = _cpus_near(index) if io_cpu is None else [io_cpu]
+        with torch.cuda.device(self.device):
+            # this thread may not have used it before, nor any other device
+            driver.use_primary_context(index)
+            self.kernels = kernels(index)
+            self.head_of, self.slot_of = self._maps(owned)
+            self.arena = PinnedArena(channel_bytes, cpus)
+            states(self.device).refill()
+            aside = torch.cuda.ExternalStream(self.kernels.aside, self.device)  # type: ignore[no-untyped-call]
         self._loop = _core.Loop(
             table,
             list(groups),
@@ -92,14 +98,17 @@ class DeviceLink:
             ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             cpus=cpus,
         )
-        states(self.device).refill()
         self._eager_rows = min(_EAGER_ROWS, self._fitting_rows())
         self._idle: list[tuple[Channel, int]] = []  # with the stream of their last take
         self.abandoned: list[Channel] = []  # posted to, and never to be taken from
-        # Every eager channel and the last that was enqueued for it. Until the device gets there
-        # its block is not anybody else's, also when a start was never finished.
-        self._eager: list[tuple[_core.Channel, torch.cuda.Event]] = []
-        weakref.finalize(self, _retire, self._eager, self.device).atexit = False
+        # A hold on every eager channel, and the last that was enqueued for it. Until the device
+        # gets there its block is not anybody else's, also when a start was never finished, and when
+        # the process ends and Python lets go of all that it has.
+        self._eager: list[tuple[int, torch.cuda.Event]] = []
+        # for close, and for when nobody has the link any more
+        self._retire = weakref.finalize(self, _retire, os.getpid(), self._eager, aside)
+        self._retire.atexit = False
+        self._closed = False
         self._lock = threading.RLock()
         self._faults = 0
 
@@ -128,6 +137,8 @@ class DeviceLink:
 
     def borrow(self, stream: int) -> Channel:
         """A channel that nothing uses, once the stream gets there; to be given back."""
+        if self._closed:
+            raise ValueError("table is closed")
         states(self.device).refill()
         for place, (channel, last) in enumerate(self._idle):
             if last == stream:
@@ -137,18 +148,23 @@ class DeviceLink:
             channel = self.abandoned.pop()
             torch.cuda.current_stream(self.device).wait_event(channel.enqueued)
             channel.pass_over(stream)
+            # what the host fills by itself it fills after that
+            channel.enqueued.record(torch.cuda.current_stream(self.device))
             return channel
         if len(self._idle) >= 2:
             channel, _ = self._idle.pop(0)
             torch.cuda.current_stream(self.device).wait_event(channel.enqueued)
             return channel
         channel = Channel(self, self.eager_tokens * self.owned)
-        self._eager.append((channel.core, channel.enqueued))
+        self._eager.append((channel.core.hold(), channel.enqueued))
         return channel
 
     def give_back(self, channel: Channel, stream: int) -> None:
         """After its take was put into the stream."""
         channel.enqueued.record(torch.cuda.current_stream(self.device))
+        if self._closed:  # which let go of it behind its post
+            driver.host_function(stream, _core.RELEASE_HOLD, channel.core.hold())
+            return
         self._idle.append((channel, stream))
 
     def fill(self, channel: Channel, ids: np.ndarray[Any, Any]) -> None:
@@ -206,11 +222,12 @@ class DeviceLink:
 
     def close(self) -> None:
         """Every wait passes from now on, and every step is void."""
+        self._closed = True
         self._loop.close()
         with self._lock:
             self._idle.clear()
             self.abandoned.clear()
-            _retire(self._eager, self.device)
+            self._retire()
 
     def _fitting_rows(self) -> int:
         per_row = _core.Channel.bytes_for(1024, self.row_bytes) // 1024 + 1
@@ -231,19 +248,24 @@ class DeviceLink:
         return maps[0].data_ptr(), maps[1].data_ptr()
 
 
-def _retire(eager: list[tuple[_core.Channel, torch.cuda.Event]], device: torch.device) -> None:
-    """Let go of eager channels once the device has done with them.
+def _retire(
+    process: int, eager: list[tuple[int, torch.cuda.Event]], aside: torch.cuda.Stream
+) -> None:
+    """Let go of eager channels once the device has done with them; a forked child has none.
 
     A wait that is still queued passes as long as the channel is looked after, and only so long.
     """
-    if not eager:
+    if os.getpid() != process or not eager:
         return
-    with torch.cuda.device(device):
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        while eager:
-            core, enqueued = eager.pop()
-            stream.wait_event(enqueued)
-            driver.host_function(stream.cuda_stream, _core.RELEASE_HOLD, core.hold())
+    try:
+        with torch.cuda.device(aside.device):
+            driver.use_primary_context(aside.device.index)
+            while eager:
+                held, enqueued = eager.pop()
+                aside.wait_event(enqueued)
+                driver.host_function(aside.cuda_stream, _core.RELEASE_HOLD, held)
+    except RuntimeError:
+        return  # of a device that failed: what may still be queued there keeps its memory
 
 
 # what captured graphs may still read after their link is gone

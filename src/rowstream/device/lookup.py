@@ -183,17 +183,22 @@ class Lookup:
     @property
     def gates(self) -> list[Gate]:
         """What the host has to fill before launches, in the order of capture; of sync "gate"."""
-        paths = self._paths.values()
-        return [gate for path in paths if isinstance(path, StreamedRows) for gate in path.gates]
+        paths = [path for path in list(self._paths.values()) if isinstance(path, StreamedRows)]
+        return [gate for path in paths for gate in list(path.gates) if gate.in_a_graph]
 
     # --- state ------------------------------------------------------------------------------------
 
     def path(self, device: torch.device) -> Path:
-        """The way to a GPU, made at its first use. Raises UnavailableError."""
+        """The way to a GPU, made at its first use, which cannot be in a capture.
+
+        Raises UnavailableError, RuntimeError.
+        """
         index = torch.cuda.current_device() if device.index is None else device.index
         path = self._paths.get(index)
         if path is not None:
             return path
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(f"lookup needs warm_up() on cuda:{index} before its first capture")
         with self._lock:
             if index not in self._paths:
                 self._paths[index] = self._connect(torch.device("cuda", index))
@@ -246,8 +251,9 @@ class Lookup:
 
     def close(self) -> None:
         """Every wait passes from now on and every step is void; the store stays open."""
-        for path in self._paths.values():
-            path.close()
+        with contextlib.ExitStack() as each:  # also where one of them cannot
+            for path in list(self._paths.values()):
+                each.callback(path.close)
 
     def _connect(self, device: torch.device) -> Path:
         store, options = self.store, self.options
@@ -256,7 +262,7 @@ class Lookup:
             place = "pinned" if store.backend == "pinned" else "streamed"
         if place != "streamed":
             return AddressedTable(store, device, place)
-        usable, reason = driver.available()
+        usable, reason = driver.available(device.index)
         if not usable and options.place == options.sync == "auto":
             self.sync_reason = reason
             return HostedRows(self._gather, reason, store.manifest.name)

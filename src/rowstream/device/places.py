@@ -194,9 +194,11 @@ def _fill(
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     # the memory was another tensor's, which may still be in use there
     stream.wait_stream(torch.cuda.current_stream(device))
-    windows = [_Window(min(step, len(rows)) * row_bytes) for _ in range(2)]
+    windows: list[_Window] = []
     told_at = time.monotonic()
     try:
+        while len(windows) < 2:
+            windows.append(_Window(min(step, len(rows)) * row_bytes))
         for number, first in enumerate(range(rows.start, rows.stop, step)):
             window = windows[number % 2]
             count = min(step, rows.stop - first)
@@ -267,8 +269,7 @@ class FileMappings:
 
     def __init__(self, store: RowStore, device: torch.device) -> None:
         manifest = store.manifest
-        index = device.index or 0
-        found = driver.attributes(index)
+        found = driver.attributes(device.index)
         if not found.pageable_uses_host_page_tables:
             raise UnavailableError(
                 f"{manifest.name}: file needs a GPU that uses the host's page tables, {found.name} "

@@ -112,14 +112,19 @@ class StreamedRows:
         ids = ids.contiguous()
         with link.locked():
             if captured:
+                # those of graphs that are gone would keep their channels
+                self.gates[:] = [gate for gate in self.gates if gate.in_a_graph]
                 channel = link.for_graph(stream.cuda_stream, tokens)
                 if channel.gated:
-                    self.gates[:] = [gate for gate in self.gates if gate.in_a_graph]
                     self.gates.append(Gate(link, channel, tokens, self._owned))
             else:
                 channel = link.borrow(stream.cuda_stream)
                 if channel.gated:
-                    link.fill(channel, self._owned(_on_host(ids, link.heads, live)))
+                    try:
+                        link.fill(channel, self._owned(_on_host(ids, link.heads, live)))
+                    except BaseException:
+                        link.give_back(channel, stream.cuda_stream)
+                        raise
             channel.post(stream.cuda_stream, ids, tokens, live)
             # an event of a capture is of that graph alone
             posted = torch.cuda.Event() if captured else channel.enqueued  # type: ignore[no-untyped-call]
@@ -130,17 +135,23 @@ class StreamedRows:
         """Let the current stream wait for the rows, and fill `out` with them."""
         if sent.done:
             raise RuntimeError("a started lookup has one finish, this is another")
+        # a wait without its post, or behind one that is launched later, would not end
+        if torch.cuda.is_current_stream_capturing() != sent.captured:
+            raise RuntimeError(
+                "a started lookup needs its finish in the same capture, or both outside of one"
+            )
         link = self.link
         stream = torch.cuda.current_stream(out.device)
         # whatever can fail does so before the wait, after which there must be a take
         target = self._outputs.target(out)
         output = self._outputs.of(target)
+        room = sent.channel.prepare(target, sent.tokens, output)
         sent.done = True
         with link.locked():
             if stream.cuda_stream != sent.stream:
                 stream.wait_event(sent.posted)
             sent.channel.wait(stream.cuda_stream)
-            sent.channel.take(stream.cuda_stream, target, sent.tokens, output)
+            sent.channel.take(stream.cuda_stream, target, sent.tokens, output, room)
             if not sent.captured:
                 link.give_back(sent.channel, stream.cuda_stream)
         self._outputs.convert(target, out)

@@ -38,7 +38,7 @@ def choose(wanted: str, device: int) -> tuple[str, str]:
         raise ValueError(f"sync needs one of {', '.join(SYNCS)}, got {wanted!r}")
     if wanted == "gate":
         return wanted, reason  # asks nothing of the device
-    here, why = driver.available()
+    here, why = driver.available(device)
     if not here:
         raise UnavailableError(why, probe="CUDA")
     found = probed(device)

@@ -11,7 +11,7 @@ import os
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -139,15 +139,18 @@ def model_tables(model: Any) -> list[ModelTable]:
 
 
 def warm_up(model: Any) -> None:
-    """Make the ways of a model's tables to its GPU now, not in its first step; on a CPU nothing.
+    """Make the ways of a model's tables to its GPUs now, not in its first step; on a CPU nothing.
 
     Tries how the GPU can wait, pins memory, loads kernels, and fills what `table_backend` "device"
     needs. Raises UnavailableError where this GPU cannot.
     """
-    if model.device.type != "cuda":
-        return
-    for module in _streamed(model):
-        module.lookup.warm_up(model.device, [module.dtype])
+    for layer in model.model.layers:
+        # a device map may have layers on several
+        device = next(layer.parameters()).device
+        if device.type != "cuda":
+            continue
+        for module in _streamed(layer):
+            module.lookup.warm_up(device, [module.dtype])
 
 
 def observe(model: Any, observer: Callable[[str, int, float], None]) -> None:
@@ -179,9 +182,10 @@ def check(model: Any) -> None:
 
 def close(model: Any) -> None:
     """Close the tables of a model; its copies share them. A later forward raises."""
-    for module in _streamed(model):
-        module.lookup.close()
-        module.store.close()
+    with ExitStack() as each:  # also where one of them cannot, as after a kernel that failed
+        for module in _streamed(model):
+            each.callback(module.store.close)
+            each.callback(module.lookup.close)
 
 
 def _streamed(model: Any) -> list[StreamedEmbedding]:

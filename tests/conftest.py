@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,14 @@ import pytest
 # before torch is imported, and for child processes too: the threads of a tiny model mostly wait
 # for each other, ten times as long when other processes use the same cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# without it only what needs it is skipped
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    # how long an example takes is the machine's business
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session", autouse=True)

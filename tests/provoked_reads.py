@@ -19,6 +19,7 @@ import pytest
 
 import raw_tables
 from checkpoints import write_tiny
+from looks import PAUSE_S
 from provocations import Provoke, met
 from raw_tables import RawTable, gather
 from rowstream import ReadError, RowStore, UnavailableError, _core, codecs
@@ -53,17 +54,26 @@ def opened(act: Callable[[RawTable, Any], object], kind: str = "inline-buffered"
     return provoke
 
 
-def cut(raw: RawTable, table: Any) -> object:
-    last = np.array([[raw.num_rows - 1]])
-    gather(table, last)
-    os.truncate(raw.paths[-1], os.path.getsize(raw.paths[-1]) - 8192)
-    return gather(table, last)
+def cut(folder: Path) -> object:
+    for attempt in range(20):
+        (folder / str(attempt)).mkdir()
+        raw = raw_table(folder / str(attempt))
+        table = raw.open("inline-buffered")
+        last = np.array([[raw.num_rows - 1]])
+        gather(table, last)
+        os.truncate(raw.paths[-1], os.path.getsize(raw.paths[-1]) - 8192)
+        try:
+            return gather(table, last)
+        except ReadError as error:
+            if error.errno != errno.ESTALE:  # a busy machine let the next look come first
+                raise
+    return None
 
 
 def written_to(raw: RawTable, table: Any) -> object:
     gather(table, IDS)
     os.utime(raw.paths[0], ns=(1, 1))
-    time.sleep(1.05)  # looked at once a second
+    time.sleep(PAUSE_S)
     return gather(table, IDS)
 
 
@@ -84,7 +94,7 @@ def absent(folder: Path) -> object:
 
 
 FILE = "<file>: needs <n> bytes at <offset>, got <n>"
-met(f"{FILE}: file ends early (errno 5)", ReadError, failing(Fault(0, 2, result=0)), opened(cut))
+met(f"{FILE}: file ends early (errno 5)", ReadError, failing(Fault(0, 2, result=0)), cut)
 met(f"{FILE}: <reason> (errno <n>)", ReadError, failing(Fault(0, 9, result=-errno.EIO)))
 met(
     f"{FILE}: no answer for <n> s (errno 110)",
@@ -124,7 +134,8 @@ def in_a_handler(folder: Path) -> None:
         gather(table, IDS)
 
     before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    # again and again: a busy machine may take longer to begin
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
     try:
         gather(table, IDS)
     finally:

@@ -74,7 +74,7 @@ def messages(*content: Any) -> Provoke:
 
 async def slowly() -> AsyncIterator[bytes]:
     yield b"{"
-    await asyncio.sleep(1)
+    await asyncio.sleep(60)  # or until nobody wants it any more
 
 
 def told(message: str, *provoke: Provoke) -> None:

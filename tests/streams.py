@@ -19,7 +19,7 @@ class Stuck(AssertionError):
     """A wait that nobody ended."""
 
 
-def until(true: Callable[[], bool], within_s: float = 5.0) -> float:
+def until(true: Callable[[], bool], within_s: float = 60.0) -> float:
     """Wait for something; return the seconds that it took."""
     began = time.perf_counter()
     while not true():
@@ -53,13 +53,13 @@ class Stream:
         self.word(_ROWS, np.uint32)[0] = flat.size
         self.word(_DOOR)[0] = self.epoch
 
-    def wait(self, within_s: float = 5.0) -> float:
+    def wait(self, within_s: float = 60.0) -> float:
         flag = self.word(_FLAG, np.uint32)
         took = until(lambda: bool(flag[0] >= 1), within_s)
         flag[0] = 0
         return took
 
-    def take(self, rows: int, patience_s: float = 5.0) -> NDArray[np.uint8] | None:
+    def take(self, rows: int, patience_s: float = 60.0) -> NDArray[np.uint8] | None:
         """Return the rows, or None for a void step.
 
         After a stray flag the wait is the header's: it may come for so long.
@@ -79,7 +79,7 @@ class Stream:
         self.word(_FAULTS, np.uint32)[0] += 1
         return None
 
-    def step(self, ids: NDArray[np.int64], within_s: float = 5.0) -> NDArray[np.uint8] | None:
+    def step(self, ids: NDArray[np.int64], within_s: float = 60.0) -> NDArray[np.uint8] | None:
         self.post(ids)
         self.wait(within_s)
         rows = self.take(ids.size)

@@ -322,7 +322,7 @@ async def leave_early(engine: ScriptedEngine, stream: bool, spec_version: str) -
             raise OSError("the client is gone")
         sent.append(message)
 
-    await asyncio.wait_for(app(scope, receive, send), 10)
+    await asyncio.wait_for(app(scope, receive, send), 60)
     return sent
 
 

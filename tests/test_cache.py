@@ -61,7 +61,8 @@ def test_groups_that_agree_in_the_first_row_only(raw: RawTable) -> None:
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     cache_bytes=st.integers(20_000, 3_000_000),

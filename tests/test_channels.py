@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def open_loop(raw: RawTable) -> Iterator[OpenLoop]:
 
     def open_one(kind: str = "uring-direct", faults: Any = (), **options: Any) -> _core.Loop:
         table = raw.open(kind, faults=list(faults)) if faults else raw.open(kind)
-        loops.append(_core.Loop(table, [8, 8], **{"read_timeout_s": 0.5, **options}))
+        loops.append(_core.Loop(table, [8, 8], **{"read_timeout_s": 60, **options}))
         return loops[-1]
 
     yield open_one
@@ -151,22 +152,28 @@ def test_a_mailbox_that_makes_no_sense(
 def test_a_read_that_never_ends_is_void_in_time(
     raw: RawTable, arena: _core.Arena, open_loop: OpenLoop, rng: np.random.Generator
 ) -> None:
-    loop = open_loop(faults=[_core.Fault(0, 1, delay_ms=2000)], read_timeout_s=0.3)
+    loop = open_loop(faults=[_core.Fault(0, 1, delay_ms=4000)], read_timeout_s=0.3)
     stream = stream_of(loop, arena)
     ids = some_ids(raw, rng, 1)
+    began = time.perf_counter()
     stream.post(ids)
-    assert 0.25 < stream.wait() < 1.3
-    assert stream.take(HEADS) is None
+    stream.wait()
+    assert time.perf_counter() - began >= 0.3
+    assert stream.take(HEADS) is None  # the rows of a read that was waited for would be right
     assert stream.last_fault == TIMEOUT
     with pytest.raises(ReadError, match=r"no answer for 0\.3 s"):
         loop.raise_failure()
     # the late answer of the first ring is nobody's; a later ring is answered right
-    began = time.perf_counter()
-    rows = stream.step(ids)
-    while rows is None and time.perf_counter() - began < 5:
+    found: list[NDArray[np.uint8]] = []
+
+    def answered() -> bool:
         rows = stream.step(ids)
-    assert rows is not None
-    assert np.array_equal(rows, raw.expected(ids))
+        if rows is not None:
+            found.append(rows)
+        return rows is not None
+
+    until(answered)
+    assert np.array_equal(found[0], raw.expected(ids))
     assert loop.counters()["late"] >= 1
 
 
@@ -214,7 +221,7 @@ def test_closed_every_wait_passes(
     for _ in range(5):
         began = time.perf_counter()
         assert stream.step(some_ids(raw, rng, 1)) is None
-        assert time.perf_counter() - began < 0.5
+        assert time.perf_counter() - began < 30  # and not by the watchdog, after a minute
         assert stream.last_fault == CLOSED
     with pytest.raises(ValueError, match="table is closed"):
         loop.add(arena, 16, ROW_BYTES)
@@ -223,15 +230,15 @@ def test_closed_every_wait_passes(
 def test_closed_in_mid_read(
     raw: RawTable, arena: _core.Arena, open_loop: OpenLoop, rng: np.random.Generator
 ) -> None:
-    loop = open_loop(faults=[_core.Fault(0, 1, delay_ms=400)], read_timeout_s=2.0)
+    loop = open_loop(faults=[_core.Fault(0, 1, delay_ms=4000)])
     stream = stream_of(loop, arena)
     stream.post(some_ids(raw, rng, 1))
-    time.sleep(0.05)
+    time.sleep(0.05)  # right as well where the read has not begun
     closing = threading.Thread(target=loop.close)
     closing.start()
-    assert stream.wait() < 2.0
-    assert stream.take(HEADS) is None
-    closing.join(5)
+    stream.wait()
+    assert stream.take(HEADS) is None  # nobody waited for the read
+    closing.join(30)
     assert not closing.is_alive()
 
 
@@ -300,12 +307,12 @@ def test_holds_are_counted(arena: _core.Arena, open_loop: OpenLoop) -> None:
 def test_gated_channels_are_left_to_the_host(
     raw: RawTable, arena: _core.Arena, open_loop: OpenLoop, rng: np.random.Generator
 ) -> None:
-    loop = open_loop()
+    loop = open_loop(read_timeout_s=0.1)
     channel = loop.add(arena, HEADS, ROW_BYTES, gated=True)
     stream = Stream(channel)
     ids = some_ids(raw, rng, 1)
     stream.post(ids)
-    time.sleep(0.7)  # longer than the watchdog waits
+    time.sleep(0.3)  # longer than the watchdog waits
     assert stream.take(HEADS, patience_s=0) is None
     channel.staging[:HEADS] = raw.expected(ids)[0]
     channel.fill(2)
@@ -316,37 +323,99 @@ def test_gated_channels_are_left_to_the_host(
     assert loop.counters()["rings"] == 0
 
 
-def test_first_ring_after_idle(
+def threads_of_loops() -> dict[str, Path]:
+    """The accounts of the threads of every loop of this process, by their ids."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            if (task / "comm").read_text() == "rowstream-loop\n":
+                found[task.name] = task
+    return found
+
+
+@pytest.fixture
+def look_out(raw: RawTable, open_loop: OpenLoop) -> tuple[_core.Loop, Path]:
+    """A loop, and the account of its thread that answers."""
+    before = threads_of_loops()
+    loop = open_loop("loaded", spin="never")
+    made: dict[str, Path] = {}
+
+    def named() -> bool:  # a thread names itself
+        made.update(threads_of_loops())
+        return bool(made.keys() - before.keys())
+
+    until(named)
+    (number,) = made.keys() - before.keys()
+    return loop, made[number]
+
+
+def sleeps(thread: Path) -> int:
+    """How often a thread has gone to sleep."""
+    lines = (thread / "status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("voluntary")))
+
+
+def test_a_kick_has_the_loop_look_out(
+    arena: _core.Arena,
+    look_out: tuple[_core.Loop, Path],
+    raw: RawTable,
+    rng: np.random.Generator,
+) -> None:
+    loop, thread = look_out
+    stream = stream_of(loop, arena, tokens=1)
+    assert stream.step(some_ids(raw, rng, 1)) is not None
+    time.sleep(0.15)
+
+    def looks(pause_s: float) -> tuple[int, float]:
+        """How often the loop looks, and how often it would every 5 ms."""
+        before, began = sleeps(thread), time.perf_counter()
+        time.sleep(pause_s)
+        return sleeps(thread) - before, (time.perf_counter() - began) / 0.005
+
+    seen, usual = looks(0.5)
+    assert usual / 20 < seen < usual * 1.3 + 2
+    # every 50 us for 2 ms; a busy machine may take the processor away for those
+    for _ in range(200):
+        loop.kick()
+        seen, usual = looks(0.01)
+        if seen > usual * 1.3 + 10:
+            return
+    pytest.fail("a kick changes nothing")
+
+
+def test_the_first_ring_after_idle_is_seen(
     raw: RawTable, arena: _core.Arena, open_loop: OpenLoop, rng: np.random.Generator
 ) -> None:
     loop = open_loop("loaded")
     stream = stream_of(loop, arena, tokens=1)
     ids = some_ids(raw, rng, 1)
-    stream.step(ids)
-    plain, kicked = [], []
-    for _ in range(9):
+    for kicked in (False, True, False, True):
+        stream.step(ids)
         time.sleep(0.15)
+        if kicked:
+            loop.kick()
         stream.post(ids)
-        plain.append(stream.wait())
+        assert stream.wait() < 30  # and not by the watchdog, after a minute
         assert stream.take(HEADS) is not None
-        time.sleep(0.15)
-        loop.kick()
-        stream.post(ids)
-        kicked.append(stream.wait())
-        assert stream.take(HEADS) is not None
-    assert sorted(plain)[4] < 0.02  # 5 ms of sleep, and a busy machine
-    assert sorted(kicked)[4] < sorted(plain)[4]
 
 
 def test_an_idle_loop_costs_next_to_nothing(
-    raw: RawTable, arena: _core.Arena, open_loop: OpenLoop, rng: np.random.Generator
+    raw: RawTable,
+    arena: _core.Arena,
+    look_out: tuple[_core.Loop, Path],
+    rng: np.random.Generator,
 ) -> None:
-    stream = stream_of(open_loop(), arena)
+    loop, thread = look_out
+    stream = stream_of(loop, arena)
     assert stream.step(some_ids(raw, rng, 1)) is not None
     time.sleep(0.3)
-    began, cpu = time.perf_counter(), time.process_time()
+
+    def cpu_s() -> float:  # of this one alone: what other threads do is not its cost
+        return int((thread / "schedstat").read_text().split()[0]) / 1e9
+
+    began, cpu = time.perf_counter(), cpu_s()
     time.sleep(2)
-    assert (time.process_time() - cpu) / (time.perf_counter() - began) < 0.05
+    assert (cpu_s() - cpu) / (time.perf_counter() - began) < 0.05
 
 
 def test_wrong_options(raw: RawTable) -> None:
@@ -366,7 +435,7 @@ sys.path.insert(0, {tests!r})
 from rowstream import _core
 from streams import Stream
 table = _core.DiskTable([{path!r}], [(160, [(0, 0, 0, 64)])], read_timeout_s=1.0,
-                         faults=[_core.Fault(0, 1, delay_ms=60000)])
+                         faults=[_core.Fault(0, 1, delay_ms=600_000)])
 loop = _core.Loop(table, [16], read_timeout_s=1.0)
 stream = Stream(loop.add(_core.Arena(1 << 16), 16, 160))
 stream.post(np.arange(16).reshape(1, 16))
@@ -393,12 +462,15 @@ def test_a_process_ends_while_a_read_does_not(end: str, code: int, tmp_path: Pat
     path = tmp_path / "rows.bin"
     path.write_bytes(bytes(64 * 160))
     script = AT_EXIT.format(tests=str(Path(__file__).parent), path=str(path), end=end)
-    began = time.perf_counter()
+    # the time-out ends what waits for the read
     done = subprocess.run(
-        [sys.executable, "-c", script], timeout=30, env=unmeasured(), capture_output=True, text=True
+        [sys.executable, "-c", script],
+        timeout=120,
+        env=unmeasured(),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == code, done.stderr
-    assert time.perf_counter() - began < 1.0 + 1.0 + 3.0  # and the interpreter's own start
 
 
 def test_after_a_fork(raw: RawTable, arena: _core.Arena, open_loop: OpenLoop) -> None:

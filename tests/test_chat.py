@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def pipe(server: Any, typed: str, *arguments: str) -> subprocess.CompletedProces
         input=typed,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env=ENVIRONMENT,
     )
 
@@ -196,7 +197,7 @@ class Terminal:
 
     def wait_for(self, text: str) -> None:
         """Read until a text appears after what was waited for before."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while text not in self.seen:
             assert time.monotonic() < deadline, self.seen
             if select.select([self.main], [], [], 0.1)[0]:
@@ -207,21 +208,36 @@ class Terminal:
         assert text in self.seen, self.seen
         self.seen = self.seen[self.seen.index(text) + len(text) :]
 
+    def wait_until_it_sleeps(self) -> None:
+        """Wait until the chat has come to no step for a while: it waits for a key."""
+        task = Path(f"/proc/{self.process.pid}/task/{self.process.pid}")
+        deadline = time.monotonic() + 60
+        before = ""
+        while True:
+            time.sleep(0.3)
+            # its state, and the processor time that it has had
+            now = (task / "stat").read_text().split()[2] + (task / "schedstat").read_text()
+            if now == before and now[0] == "S":
+                return
+            before = now
+            assert time.monotonic() < deadline
+
     def end(self) -> int:
         try:
-            return self.process.wait(30)
+            return self.process.wait(60)
         finally:
             self.process.kill()
             os.close(self.main)
 
 
 def test_a_terminal_where_ctrl_c_stops_an_answer_and_ctrl_d_ends(server: Any) -> None:
-    server.script = [["one ", "two ", 60, "never"], ["three"]]
+    server.script = [["one ", "two ", 120, "never"], ["three"]]
     terminal = Terminal(server.url)
     terminal.wait_for("> ")
     terminal.type("half a line")
     terminal.wait_for("half a line")
-    time.sleep(0.3)  # readline misses a signal that comes just before it waits for a key
+    # readline misses a signal that comes just before it waits for a key
+    terminal.wait_until_it_sleeps()
     terminal.type("\x03")
     terminal.wait_for("> ")
     terminal.type("count\r")
@@ -230,7 +246,7 @@ def test_a_terminal_where_ctrl_c_stops_an_answer_and_ctrl_d_ends(server: Any) ->
     terminal.wait_for("(stopped)")
     terminal.wait_for("> ")
     # the server learns of it, so that the model is free
-    assert server.left.wait(20)
+    assert server.left.wait(60)
     terminal.type("go on\r")
     terminal.wait_for("three")
     terminal.wait_for("> ")
@@ -281,7 +297,7 @@ def test_answers_that_are_none(server: Any, monkeypatch: pytest.MonkeyPatch, bod
 
 def test_a_server_that_hangs_up_or_says_nothing(server: Any) -> None:
     client = ChatClient(server.url, timeout_s=0.2)
-    server.script = [[1]]
+    server.script = [[60]]  # or until the client has left
     with pytest.raises(AnswerError, match="timed out"):
         list(client.chat("tiny", []))
     with pytest.raises(UnavailableError, match=r"not known|resolution|service"):

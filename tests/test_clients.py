@@ -39,8 +39,8 @@ CALL: dict[str, Any] = {"model": "org/tiny", "prompt": "hello"}
 BIG = "x" * 65536
 
 
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -68,7 +68,7 @@ def connect(server: Any, sent: bytes = b"", **options: int) -> socket.socket:
     client = socket.socket()
     for name, value in options.items():
         client.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
-    client.settimeout(20)
+    client.settimeout(60)
     client.connect(server.address)
     client.sendall(sent)
     return client
@@ -103,24 +103,24 @@ def test_a_stream_that_nobody_reads_is_cancelled() -> None:
             (generation,) = engine.generations
             until(lambda: generation.cancelled)
             # meanwhile others are served
-            assert httpx.get(f"{server.url}/health").status_code == 200
+            assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
             assert stuck.recv(12) == b"HTTP/1.1 200"
         until(lambda: connections(server) == 0)
-        found = httpx.get(f"{server.url}/metrics").text
+        found = httpx.get(f"{server.url}/metrics", timeout=60).text
         assert "rowstream_cancelled_requests_total 1.0" in found
 
 
 def test_a_slow_reader_gets_everything() -> None:
     chunks = [*(Chunk(BIG, (2,)) for _ in range(150)), Chunk("", (), "stop")]
     engine = ScriptedEngine(chunks)
-    with served(engine, stall_s=1.5) as server:
+    with served(engine, stall_s=4) as server:
         head = message(CALL | {"stream": True}, "Connection: close")
         with connect(server, head, SO_RCVBUF=1 << 16) as slow:
             received = bytearray()
             began = time.monotonic()
             while part := slow.recv(1 << 18):
                 received += part
-                if time.monotonic() < began + 3:
+                if time.monotonic() < began + 6:
                     time.sleep(0.1)
     assert received.count(b"x") >= 150 * len(BIG)
     assert b"data: [DONE]" in received
@@ -131,7 +131,6 @@ def test_an_answer_that_nobody_reads_ends_by_the_kernel(monkeypatch: pytest.Monk
     engine = ScriptedEngine([Chunk(BIG, (1,))] * 300 + [Chunk("", (), "stop")])
     with served(engine) as server, connect(server, message(CALL), SO_RCVBUF=4096):
         until(lambda: bool(engine.generations))
-        until(lambda: connections(server) == 1)
         until(lambda: connections(server) == 0)
 
 
@@ -150,26 +149,48 @@ def test_a_head_that_does_not_come(sent: bytes) -> None:
     class Impatient(Connection):
         head_timeout_s = 0.3
 
-    engine = ScriptedEngine()
-    with served(engine, connection=Impatient) as server:
-        with connect(server, sent) as client:
-            assert read_all(client) == b""
-        # the same after an answer, where bytes now and then would keep uvicorn's own timer quiet
-        with connect(server, message(CALL)) as client:
-            assert client.recv(65536).startswith(b"HTTP/1.1 200")
-            began = time.monotonic()
-            with contextlib.suppress(ConnectionError):
-                while time.monotonic() < began + 10:
-                    client.sendall(b"X")
-                    time.sleep(0.05)
-            assert time.monotonic() - began < 5
-        # what takes its time after its head is not touched
-        engine.script, engine.held = (Chunk("a", (1,)), Chunk("b", (2,), "stop")), True
-        with connect(server, message(CALL, "Connection: close")) as client:
-            until(lambda: len(engine.generations) == 2)
-            time.sleep(0.6)
-            engine.generations[-1].put(engine.script[1])
-            assert b'"text": "ab"' in read_all(client)
+    with served(ScriptedEngine(), connection=Impatient) as server, connect(server) as client:
+        with contextlib.suppress(ConnectionError):  # a busy machine may need longer to begin
+            client.sendall(sent)
+        assert read_all(client) == b""
+
+
+def test_a_head_that_does_not_come_after_an_answer() -> None:
+    class Impatient(Connection):
+        head_timeout_s = 60.0
+
+    with (
+        served(ScriptedEngine(), connection=Impatient) as server,
+        connect(server, message(CALL)) as client,
+    ):
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        Impatient.head_timeout_s = 0.3
+        # bytes now and then would keep uvicorn's own timer quiet
+        until(lambda: is_broken(client, b"X"))
+
+
+def is_broken(client: socket.socket, sent: bytes) -> bool:
+    time.sleep(0.05)
+    try:
+        client.sendall(sent)
+    except ConnectionError:
+        return True
+    return False
+
+
+def test_what_takes_its_time_after_its_head_is_not_touched() -> None:
+    class Impatient(Connection):
+        head_timeout_s = 3.0
+
+    engine = ScriptedEngine((Chunk("a", (1,)), Chunk("b", (2,), "stop")), held=True)
+    with (
+        served(engine, connection=Impatient) as server,
+        connect(server, message(CALL, "Connection: close")) as client,
+    ):
+        until(lambda: bool(engine.generations))
+        time.sleep(3.3)
+        engine.generations[-1].put(engine.script[1])
+        assert b'"text": "ab"' in read_all(client)
 
 
 def test_a_body_that_does_not_come() -> None:
@@ -198,7 +219,7 @@ def test_what_is_not_http(sent: bytes) -> None:
             with contextlib.suppress(ConnectionError):
                 client.sendall(sent)
             assert re.match(rb"HTTP/1\.1 (400|431) |$", read_all(client))
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
 
 
 def test_connections_have_a_limit() -> None:
@@ -213,7 +234,7 @@ def test_connections_have_a_limit() -> None:
         for client in clients:
             client.close()
         until(lambda: connections(server) == 0)
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
 
 
 def test_an_end_waits_for_what_runs_and_refuses_connections() -> None:
@@ -235,13 +256,30 @@ def refuses(server: Any) -> bool:
 # --- the whole server -------------------------------------------------------------------------
 
 
+HELD_TOKENS = 50
+# an answer of so many tokens is begun once a line has come
+SERVE = f"""
+import sys
+from rowstream.cli import main
+from rowstream.runtime.generate import TransformersEngine
+
+def held(self, generation, answer=TransformersEngine._answer):
+    if generation.request.sampling.max_tokens == {HELD_TOKENS}:
+        sys.stdin.readline()
+    answer(self, generation)
+
+TransformersEngine._answer = held
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.fixture
 def process(synth_checkpoint: Path) -> Iterator[tuple[Any, str]]:
     """Start `rowstream serve` and return the process and its address."""
     pytest.importorskip("torch")
-    code = "import sys; from rowstream.cli import main; sys.exit(main(sys.argv[1:]))"
     with subprocess.Popen(
-        [sys.executable, "-c", code, "serve", str(synth_checkpoint), "--port", "0"],
+        [sys.executable, "-c", SERVE, "serve", str(synth_checkpoint), "--port", "0"],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -272,8 +310,16 @@ def ask(address: str, results: list[Any], **changes: Any) -> threading.Thread:
 
 
 def queue(address: str) -> Any:
-    stats = httpx.get(f"{address}/health").json()
+    stats = httpx.get(f"{address}/health", timeout=60).json()
     return stats["running"], stats["waiting"]
+
+
+def turns_away(address: str) -> bool:
+    try:
+        httpx.get(f"{address}/health", timeout=60)
+    except httpx.ConnectError:
+        return True
+    return False
 
 
 def test_a_signal_lets_running_answers_end_and_turns_waiting_ones_away(
@@ -282,24 +328,26 @@ def test_a_signal_lets_running_answers_end_and_turns_waiting_ones_away(
     server, address = process
     first: list[Any] = []
     waiting: list[Any] = []
-    threads = [ask(address, first, max_tokens=200)]
+    threads = [ask(address, first, max_tokens=HELD_TOKENS)]
     until(lambda: queue(address) == (1, 0))
     threads += [ask(address, waiting, max_tokens=3, stream=stream) for stream in (False, True)]
     until(lambda: queue(address) == (1, 2))
     server.send_signal(signal.SIGTERM)
     for thread in threads[1:]:
-        thread.join(20)
-    assert not first, "the waiting ones are told before the running one ends"
+        thread.join(60)
+    assert len(waiting) == 2, "the waiting ones are told before the running one ends"
     for status, text in waiting:
         assert status == 503
         assert json.loads(text)["error"]["code"] == "shutting_down"
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{address}/health")
-    threads[0].join(60)
+    until(lambda: turns_away(address))
+    assert not first
+    server.stdin.write("\n")
+    server.stdin.flush()
+    threads[0].join(120)
     ((status, text),) = first
     assert status == 200
-    assert json.loads(text)["usage"]["completion_tokens"] == 200
-    assert server.wait(30) == 0
+    assert json.loads(text)["usage"]["completion_tokens"] == HELD_TOKENS
+    assert server.wait(60) == 0
     said = server.stderr.read()
     assert "Traceback" not in said
     assert "Exception" not in said
@@ -311,11 +359,11 @@ def test_a_second_signal_ends_at_once(process: tuple[Any, str]) -> None:
     thread = ask(address, results, max_tokens=30_000)
     until(lambda: queue(address) == (1, 0))
     server.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
+    until(lambda: turns_away(address))
     assert server.poll() is None
     server.send_signal(signal.SIGINT)
-    assert server.wait(5) == -signal.SIGINT
-    thread.join(20)
+    assert server.wait(30) == -signal.SIGINT  # the answer would take minutes
+    thread.join(60)
     assert results[0][0] == 0
 
 
@@ -345,7 +393,7 @@ def test_a_failed_read_fails_its_request_alone(
                 return httpx.post(
                     f"{server.url}/v1/completions",
                     json=call | changes,
-                    timeout=60,
+                    timeout=120,
                 )
 
             failed, fine, cut, again = post(), post(), post(stream=True), post()
@@ -358,7 +406,7 @@ def test_a_failed_read_fails_its_request_alone(
             assert again.json()["choices"] == fine.json()["choices"]
             for answer in (failed, cut):
                 assert "secret" not in answer.text
-            status = httpx.get(f"{server.url}/health").json()
+            status = httpx.get(f"{server.url}/health", timeout=60).json()
             assert status["status"] == "degraded"
             assert not synth_model._forward_hooks
     finally:
@@ -389,11 +437,11 @@ def test_a_table_that_cannot_be_read(
     observe(model, metrics.lookup)
     try:
         with served(engine, metrics=metrics) as server:
-            assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
+            assert httpx.get(f"{server.url}/health", timeout=60).json()["status"] == "ok"
             call = CALL | {"max_tokens": 4, "temperature": 0}
-            answer = httpx.post(f"{server.url}/v1/completions", json=call, timeout=60)
-            state = httpx.get(f"{server.url}/health").json()
-            text = httpx.get(f"{server.url}/metrics").text
+            answer = httpx.post(f"{server.url}/v1/completions", json=call, timeout=120)
+            state = httpx.get(f"{server.url}/health", timeout=60).json()
+            text = httpx.get(f"{server.url}/metrics", timeout=60).text
             assert state["status"] == "degraded"
             label = '{table="layers.1.ple"}'
             assert f"rowstream_table_read_errors_total{label} 0.0" not in text

@@ -213,7 +213,7 @@ class ScriptedModel:
         if input_ids[0, 0] == 9:
             raise OSError("table is gone")
         for _ in range(generation_config.max_new_tokens):
-            assert self.steps.acquire(timeout=20)
+            assert self.steps.acquire(timeout=60)
             scores = -0.01 * (torch.arange(100) - input_ids[0, -1] - 1).abs()[None]
             for process in logits_processor:
                 scores = process(input_ids, scores)
@@ -248,7 +248,7 @@ def submit(engine: TransformersEngine, first: int, max_tokens: int = 3) -> Gener
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -413,7 +413,7 @@ def test_close_ends_what_runs_and_what_waits(scripted: Made) -> None:
         with pytest.raises(UnavailableError, match="closed"):
             next(generation)
     model.go()
-    closing.join(10)
+    closing.join(60)
     assert not closing.is_alive()
     assert model.started == [1]
     with pytest.raises(UnavailableError, match="is closed"):

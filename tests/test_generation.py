@@ -39,7 +39,7 @@ def test_an_event_loop_gets_every_chunk_in_order() -> None:
     async def run() -> list[Chunk]:
         generation = Generation(REQUEST)
         thread = fill(generation)
-        chunks = await asyncio.wait_for(gather(generation), 10)
+        chunks = await asyncio.wait_for(gather(generation), 60)
         thread.join()
         return chunks
 
@@ -53,7 +53,7 @@ def test_waiting_does_not_block_the_loop() -> None:
             await asyncio.wait_for(generation.__anext__(), 0.02)
         # the consumer that gave up left nothing behind
         threading.Timer(0.02, generation.put, [CHUNKS[0]]).start()
-        return await asyncio.wait_for(generation.__anext__(), 10)
+        return await asyncio.wait_for(generation.__anext__(), 60)
 
     assert asyncio.run(run()) == CHUNKS[0]
 
@@ -87,7 +87,7 @@ def test_cancel_wakes_the_consumer(wait_first: bool) -> None:
             asyncio.get_running_loop().call_later(0.02, generation.cancel)
         else:
             generation.cancel()
-        chunks = await asyncio.wait_for(gather(generation), 10)
+        chunks = await asyncio.wait_for(gather(generation), 60)
         assert generation.cancelled
         return chunks
 

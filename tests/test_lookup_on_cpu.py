@@ -324,7 +324,7 @@ def test_rows_that_were_staged_are_not_read_again(
     ids = np.concatenate([store.row_ids(*run) for run in RUNS])
     out = empty(ids.shape, TINY_WIDTH)
     with look.stage(RUNS) as ticket:
-        until_s = time.monotonic() + 10
+        until_s = time.monotonic() + 60
         while not ticket.progress().over:
             assert time.monotonic() < until_s
         look(torch.from_numpy(ids), out)

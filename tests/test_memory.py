@@ -81,4 +81,4 @@ def test_opening_reads_headers_only(full_size: Path) -> None:
         began = time.process_time()
         RowStore.open(full_size).close()
         best = min(best, time.process_time() - began)
-    assert best < 0.1
+    assert best < 1  # of a processor; the table would take many

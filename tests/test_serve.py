@@ -62,7 +62,7 @@ def client(address: str) -> Iterator[openai.OpenAI]:
 
 
 def health(address: str) -> Any:
-    return httpx.get(f"{address}/health", timeout=5).json()
+    return httpx.get(f"{address}/health", timeout=60).json()
 
 
 def begin(address: str, call: dict[str, Any]) -> socket.socket:
@@ -70,13 +70,13 @@ def begin(address: str, call: dict[str, Any]) -> socket.socket:
     host, port = address.removeprefix("http://").split(":")
     body = json.dumps(call).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection = socket.create_connection((host, int(port)), timeout=60)
     connection.sendall(head.encode() + body)
     return connection
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -200,12 +200,12 @@ def test_models_and_health(client: openai.OpenAI, address: str) -> None:
     (model,) = client.models.list().data
     assert model.id == "tiny-qwen"
     assert client.models.retrieve("tiny-qwen") == model
-    before = httpx.get(f"{address}/health").json()
+    before = httpx.get(f"{address}/health", timeout=60).json()
     assert (before["status"], before["model"]) == ("ok", "tiny-qwen")
     (table,) = before["tables"]
     assert table["backend"] in ("disk", "mmap", "pinned")
     client.completions.create(model="tiny-qwen", prompt="a", max_tokens=2, temperature=0)
-    (after,) = httpx.get(f"{address}/health").json()["tables"]
+    (after,) = httpx.get(f"{address}/health", timeout=60).json()["tables"]
     assert after["rows"] > table["rows"]
 
 
@@ -250,18 +250,18 @@ def test_a_client_that_leaves_frees_the_model(
     with pytest.raises((httpx.ReadTimeout, StopIteration)):  # noqa: PT012
         if stream:
             with httpx.stream(
-                "POST", f"{address}/v1/completions", json=call | {"stream": True}
+                "POST", f"{address}/v1/completions", json=call | {"stream": True}, timeout=60
             ) as answer:
                 lines = answer.iter_lines()
                 assert next(lines).startswith("data: ")
                 raise StopIteration
-        httpx.post(f"{address}/v1/completions", json=call, timeout=1)
+        httpx.post(f"{address}/v1/completions", json=call, timeout=httpx.Timeout(60, read=1))
     # the model would need minutes for the rest of the answer
     answered = client.completions.create(
-        model="tiny-qwen", prompt="a", max_tokens=2, temperature=0, timeout=20
+        model="tiny-qwen", prompt="a", max_tokens=2, temperature=0, timeout=45
     )
     assert answered.choices[0].finish_reason == "length"
-    health = httpx.get(f"{address}/health").json()
+    health = httpx.get(f"{address}/health", timeout=60).json()
     assert health["waiting"] == 0
 
 
@@ -329,6 +329,6 @@ def test_the_whole_server_and_its_end(
             text += "".join(part.choices[0].text for part in stream)
             assert text == expected(PROMPT, 12)
             client.close()
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import checkpoints
 import rowstream
+from looks import between_looks
 from rowstream import ManifestError, RowStore, UnavailableError
 from rowstream.backends import ReadOptions, open_table
 
@@ -196,9 +197,10 @@ def test_zero_rows_is_chosen_by_nobody_but_the_caller(
         RowStore.open(tmp_path, on_read_error="zeroes")
 
 
-def test_zero_rows_are_counted_and_logged(
-    table: NDArray[np.uint8], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@between_looks
+def test_zero_rows_are_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoints.write_tiny(tmp_path)
+    caplog.clear()
     with RowStore.open(tmp_path, on_read_error="zero-rows") as store:
         good = store.gather(np.arange(64))
         assert not caplog.records

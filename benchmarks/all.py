@@ -46,8 +46,9 @@ PARTS = {
     # no figure of theirs is judged: only where they are asked for
     "curve": Part("cache.py", 600, ("cache-curve",), ("--part", "curve")),
     "cold": Part("mmap_budget.py", 600, ("mmap",)),
+    "overtaking": Part("overtaking.py", 180, ("overtaking",)),
 }
-_DEFAULT = [name for name in PARTS if name not in ("curve", "cold")]
+_DEFAULT = [name for name in PARTS if name not in ("curve", "cold", "overtaking")]
 
 
 def run(name: str, arguments: argparse.Namespace) -> str:

@@ -113,21 +113,21 @@ class HostSteps:
             codes = self.rows.view(torch.float8_e4m3fn)
             self.peer_out.copy_(codes.to(torch.bfloat16) * self.scale)
 
-        self.graph = captured(streamed).graph
-        self.before, self.after = captured(work).graph, captured(decoded).graph
+        self.whole = captured(streamed)
+        self.before, self.after = captured(work), captured(decoded)
 
     def ours(self) -> None:
         self.ids.copy_(self.host_ids, non_blocking=True)
-        self.graph.replay()
+        self.whole.graph.replay()
         torch.cuda.synchronize()
 
     def theirs(self) -> None:
         # read on the host while the layer runs, then copied
         self.peer.stage(self.host_ids.numpy().reshape(-1), self.host_rows.numpy())
-        self.before.replay()
+        self.before.graph.replay()
         self.peer.flush()
         self.rows.copy_(self.host_rows, non_blocking=True)
-        self.after.replay()
+        self.after.graph.replay()
         torch.cuda.synchronize()
 
     def run(self, turns: int) -> dict[str, list[float]]:

@@ -47,18 +47,18 @@ class Arm:
     """A graph and the times of its replays."""
 
     graph: torch.cuda.CUDAGraph
-    kept: Sequence[object] = ()  # a graph holds addresses, not tensors
+    step: Callable[[], None]  # with its tensors, of which a graph holds the addresses alone
     times_us: list[float] = field(default_factory=list)
 
 
-def captured(step: Callable[[], None], kept: Sequence[object] = ()) -> Arm:
+def captured(step: Callable[[], None]) -> Arm:
     """Capture a step."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
     torch.cuda.synchronize()
-    return Arm(graph, kept)
+    return Arm(graph, step)
 
 
 def work_of(micros: float, device: torch.device) -> Callable[[], None]:
@@ -180,7 +180,7 @@ class Steps:
                 self.work()
             main.wait_stream(self.side)
 
-        return captured(step, (ids, out))
+        return captured(step)
 
     def arms(self, tokens: int) -> dict[str, Arm]:
         """Return the arms of a difference."""

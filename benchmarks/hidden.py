@@ -70,7 +70,7 @@ def measure(folder: Path) -> None:
                     main.wait_stream(side)
 
             arms = {
-                arm: captured(lambda step=step, arm=arm: step(arm == "with"), (ids, outs))  # type: ignore[misc]
+                arm: captured(lambda step=step, arm=arm: step(arm == "with"))  # type: ignore[misc]
                 for arm in ("without", "with", "again")
             }
             replay_in_turn(arms, _TURNS)

@@ -94,7 +94,7 @@ def takes(lookup: Lookup, turns: int) -> list[Measure]:
         for _ in range(100):
             channel.take(stream, out, 1, output)
 
-    arms = {"takes": captured(hundred, (out,))}
+    arms = {"takes": captured(hundred)}
     replay_in_turn(arms, 200)
     ours = percentile(arms["takes"].times_us, 50) / 100
     line = Measure("take of 16 rows, one of 100", 16, 0, ours, 0, 0, float("nan"), "us")
@@ -120,9 +120,9 @@ def takes(lookup: Lookup, turns: int) -> list[Measure]:
             driver.copy_async(stream, into.data_ptr(), channel.core.staging_address, num_bytes)
 
     arms = {
-        "with": captured(take, (large,)),
-        "without": captured(copy, (into,)),
-        "without again": captured(copy, (into,)),
+        "with": captured(take),
+        "without": captured(copy),
+        "without again": captured(copy),
     }
     replay_in_turn(arms, max(20, turns // 50))
     mine, one, other = (

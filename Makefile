@@ -95,7 +95,7 @@ coverage: COVERAGE += --cov-report=term-missing:skip-covered
 coverage: unit
 
 # pytest's capture swallows a sanitizer's report: it goes to a file, and any file is a failure
-CORE_TESTS := $(addprefix tests/test_,gather.py read_faults.py native_hash.py store.py cache.py prefetch.py mapped_faults.py mapped_pages.py)
+CORE_TESTS := $(addprefix tests/test_,gather.py read_faults.py read_timeouts.py changed_files.py native_hash.py store.py cache.py prefetch.py mapped_faults.py mapped_pages.py)
 asan: $(VENV)/.dev
 	rm -rf build/asan && mkdir -p build/asan
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps --target build/asan/site \
@@ -125,7 +125,7 @@ fuzz: $(VENV)/.dev
 platforms: $(VENV)/.dev
 	$(BIN)/python tools/platform_table.py
 
-MODEL_TESTS := $(addprefix tests/test_,transformers.py transformers_loading.py generate.py logprobs.py read_ahead.py)
+MODEL_TESTS := $(addprefix tests/test_,transformers.py transformers_loading.py generate.py engine_queue.py logprobs.py read_ahead.py)
 old-transformers: $(VENV)/.dev
 	rm -rf build/old-transformers
 	$(BIN)/pip install --quiet --no-deps --target build/old-transformers '$(OLD_TRANSFORMERS)' 'huggingface-hub<2'

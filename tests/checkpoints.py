@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 PREFIX = "model.language_model."
+FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 ITEM_BYTES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I64": 8, "U8": 1}
 
 # primes from 11 on, two heads for each of two orders: 60 rows, padded to 64, in layer 1;
@@ -155,7 +157,7 @@ def write_header(path: Path, text: bytes, data: bytes = b"") -> int:
 def write_index(folder: Path, files: dict[str, str]) -> None:
     """Write the index of a split checkpoint: tensor name to file name."""
     document = {"metadata": {"total_size": 0}, "weight_map": files}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(document, indent=2))
+    (folder / INDEX).write_text(json.dumps(document, indent=2))
 
 
 def write_config(folder: Path, **changes: Any) -> None:
@@ -170,5 +172,5 @@ def write_tiny(folder: Path, *, seed: int = 0) -> NDArray[np.uint8]:
     table = table_bytes(TINY_ROWS[1], TINY_WIDTH, seed)
     write_config(folder)
     arrays = [scale(), *shards(table, [16] * 4), *hash_buffers()]
-    write_file(folder / "model.safetensors", arrays)
+    write_file(folder / FILE, arrays)
     return table

@@ -1,17 +1,17 @@
-"""Checkpoints that are refused, each for another reason."""
+"""Checkpoints that are refused for their config, their files, or a manifest made of them."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from broken_checkpoints import NAME, TABLE, arrays, config, extent, header, manifest, tiny
 from checkpoints import (
-    Array,
-    hash_buffers,
+    FILE,
+    INDEX,
     int64,
     root,
     scale,
@@ -19,110 +19,12 @@ from checkpoints import (
     table_bytes,
     write_config,
     write_file,
-    write_header,
     write_index,
     write_tiny,
 )
-from provocations import met
+from provocations import Provoke, met
 from rowstream import Manifest, ManifestError, RowStore, tables
-from rowstream.formats.safetensors import read_header
 from rowstream.manifest import Extent
-
-FILE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-NAME = f"{root()}.ngram_embedding"
-TABLE = table_bytes(64, 6)
-
-Provoke = Callable[[Path], object]
-
-
-def config(**changes: Any) -> Provoke:
-    def provoke(folder: Path) -> object:
-        write_tiny(folder)
-        write_config(folder, **changes)
-        return tables(folder)
-
-    return provoke
-
-
-def arrays(change: Callable[[list[Array]], Sequence[Array]], *, alone: bool = False) -> Provoke:
-    """A checkpoint of one file with other tensors; `alone` without its config."""
-
-    def provoke(folder: Path) -> object:
-        if not alone:
-            write_config(folder)
-        sound = [scale(), *shards(TABLE, [16] * 4), *hash_buffers()]
-        write_file(folder / FILE, change(sound))
-        return tables(folder)
-
-    return provoke
-
-
-def header(document: Any, *, data: bytes = b"\0" * 388) -> Provoke:
-    """A file of that header; a dictionary changes entries of a sound one."""
-
-    def provoke(folder: Path) -> object:
-        write_config(folder)
-        text = document
-        if not isinstance(document, bytes):
-            sound: dict[str, Any] = {
-                f"{NAME}.weight_scale": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]},
-                f"{NAME}.shard_0.weight": {
-                    "dtype": "F8_E4M3",
-                    "shape": [64, 6],
-                    "data_offsets": [4, 388],
-                },
-            }
-            for name, change in document.items():
-                key = name if name.startswith("__") else f"{NAME}.{name}"
-                old = sound.get(key)
-                sound[key] = {**old, **change} if isinstance(change, dict) and old else change
-            text = json.dumps(sound).encode()
-        write_header(folder / FILE, text, data)
-        return tables(folder)
-
-    return provoke
-
-
-def junk(content: bytes) -> Provoke:
-    def provoke(folder: Path) -> object:
-        (folder / FILE).write_bytes(content)
-        return tables(folder)
-
-    return provoke
-
-
-def tiny(act: Callable[[Path], object]) -> Provoke:
-    """A sound checkpoint, something done to it, and a look at it."""
-
-    def provoke(folder: Path) -> object:
-        write_tiny(folder)
-        act(folder)
-        return tables(folder)
-
-    return provoke
-
-
-def manifest(change: Callable[[Manifest], dict[str, Any]]) -> Provoke:
-    """A manifest changed by hand."""
-
-    def provoke(folder: Path) -> object:
-        write_tiny(folder)
-        (sound,) = tables(folder)
-        return replace(sound, **change(sound))
-
-    return provoke
-
-
-def extent(**changes: int) -> Provoke:
-    """A manifest with another first extent."""
-
-    def change(sound: Manifest) -> dict[str, Any]:
-        (plane,) = sound.planes
-        first = replace(plane.extents[0], **changes)
-        return {"planes": (replace(plane, extents=(first, *plane.extents[1:])),)}
-
-    return manifest(change)
 
 
 def met_config(message: str, **changes: Any) -> None:
@@ -233,190 +135,6 @@ def half_broken(folder: Path) -> None:
 
 met("<message>; <message of a broken file>", ManifestError, half_broken)
 
-# headers
-met(
-    "<file> needs tensors, found a Git LFS pointer",
-    ManifestError,
-    junk(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
-)
-met("<file> needs at least 8 bytes, found <n>", ManifestError, junk(b"junk"))
-met(
-    "<file>: header needs <n> bytes, file has <n> after its length and the limit is 100000000",
-    ManifestError,
-    junk(b"\xff" * 8 + b"{}"),
-)
-met(
-    "<file> needs a header that starts with {, found none",
-    ManifestError,
-    header(b" " + root().encode() + b"."),
-)
-entry = b'"%s.ngram_embedding.weight": {}' % root().encode()
-met(
-    "<file> needs each key once, found <key> twice",
-    ManifestError,
-    header(b"{%s, %s}" % (entry, entry)),
-)
-met(
-    "<file> needs finite numbers, found <literal>",
-    ManifestError,
-    header(b'{"%s.x": NaN}' % root().encode()),
-)
-met(
-    "<file>: __metadata__ needs an object of strings, found <value>",
-    ManifestError,
-    header({"__metadata__": [1]}),
-)
-met(
-    "<file>: <tensor> entry needs an object, found <value>",
-    ManifestError,
-    header({"shard_0.weight": 5}),
-)
-met(
-    "<file>: <tensor> dtype needs a string, found <value>",
-    ManifestError,
-    header({"shard_0.weight": {"dtype": 5}}),
-)
-met(
-    "<file>: <tensor> shape needs a list of sizes, found <value>",
-    ManifestError,
-    header({"shard_0.weight": {"shape": [-1, 6]}}),
-)
-met(
-    "<file>: <tensor> data_offsets needs a begin and an end, found <value>",
-    ManifestError,
-    header({"shard_0.weight": {"data_offsets": [9, 4]}}),
-)
-met(
-    "<file>: <tensor> needs <n> bytes at <offset>, file has <n>",
-    ManifestError,
-    header({}, data=b"\0" * 300),
-    extent(offset=1 << 40),
-)
-met(
-    "<file>: <tensor> <dtype> <shape> needs <n> bytes, found <n>",
-    ManifestError,
-    header({"shard_0.weight": {"shape": [63, 6]}}),
-)
-met(
-    "<file>: <tensor> data needs to start at <offset> or later, found <offset>",
-    ManifestError,
-    header({"weight_scale": {"data_offsets": [2, 6]}}),
-)
-met("<file> needs <n> bytes, found <n>", ManifestError, header({}, data=b"\0" * 400))
-
-
-def rewritten(folder: Path) -> object:
-    write_tiny(folder)
-    tensor = read_header(folder / FILE).tensors()[0]
-    with open(folder / FILE, "ab") as file:
-        file.write(b"more")
-    return tensor.read()
-
-
-met(
-    "<file>: <tensor> file needs as its header was read, found changed since",
-    ManifestError,
-    rewritten,
-)
-
-# the tensors of a table
-
-
-def two_files(folder: Path) -> object:
-    write_config(folder)
-    sound = [scale(), *shards(TABLE, [16] * 4)]
-    write_file(folder / "a.safetensors", sound)
-    write_file(folder / "b.safetensors", sound[-1:])
-    return tables(folder)
-
-
-def met_arrays(
-    message: str, change: Callable[[list[Array]], Sequence[Array]], *, alone: bool = False
-) -> None:
-    met(message, ManifestError, arrays(change, alone=alone))
-
-
-def shaped(dtype: str, shape: tuple[int, ...], part: str = "shard_0.weight") -> Array:
-    return Array(f"{NAME}.{part}", dtype, shape)
-
-
-def other_root(sound: list[Array]) -> list[Array]:
-    return [*sound, *(array._replace(name=f"again.{array.name}") for array in sound)]
-
-
-T = "<file>: <tensor>"
-met(f"{T} needs one file, found also <file>", ManifestError, two_files)
-met_arrays("<tensor> needs one table for layer <n>, found also <tensor>", other_root)
-met_arrays(
-    f"{T} needs one tensor for a shard, found also <tensor>",
-    lambda sound: [*sound, shaped("F8_E4M3", (16, 6), "shards.0.weight")],
-)
-met_arrays(
-    f"{T} needs either shards or one tensor, found <n> shards too",
-    lambda sound: [*sound, shaped("F8_E4M3", (64, 6), "weight")],
-)
-met_arrays("<tensor> needs shard <n>, found shard <n> next", lambda sound: [*sound[:2], *sound[3:]])
-met_arrays(f"{T} dtype needs <dtypes>, found <dtype>", lambda sound: [shaped("U8", (64, 6))])
-met_arrays(f"{T} shape needs rows and row width, found <shape>", lambda _: [shaped("BF16", (9,))])
-met_arrays(f"{T} row width needs 65536 at most, found <n>", lambda _: [shaped("BF16", (1, 65537))])
-met_arrays(
-    f"{T} dtype needs <dtype> as the first shard, found <dtype>",
-    lambda sound: [*sound[:-4], shaped("BF16", (16, 6), "shard_3.weight")],
-)
-met_arrays(
-    f"{T} row width needs <n>, found <n>",
-    lambda sound: [*sound[:-4], shaped("F8_E4M3", (16, 5), "shard_3.weight")],
-)
-met_arrays(
-    f"{T} row width needs <n>, found <n>",
-    lambda sound: [scale(), *shards(table_bytes(64, 8), [16] * 4)],
-)
-met_arrays(
-    f"{T} rows needs <n>, found <n>", lambda sound: [scale(), *shards(TABLE, [16, 8, 16, 16])]
-)
-met_arrays("<tensor> rows needs <n>, found <n>", lambda sound: [scale(), *shards(TABLE, [16] * 3)])
-met_arrays(
-    f"{T} needs F8_E4M3 codes beside it, found <dtype>",
-    lambda sound: [scale(), shaped("BF16", (64, 6), "weight")],
-)
-met_arrays(
-    f"{T} F8_E4M3 needs ngram_embedding.weight_scale, found nothing", lambda sound: sound[1:]
-)
-
-
-def scaled(dtype: str, shape: tuple[int, ...], data: bytes) -> Callable[[list[Array]], list[Array]]:
-    return lambda sound: [Array(sound[0].name, dtype, shape, data), *sound[1:]]
-
-
-met_arrays(f"{T} shape needs [] or [1], found <shape>", scaled("F32", (2,), bytes(8)))
-met_arrays(f"{T} dtype needs <dtypes>, found <dtype>", scaled("I64", (1,), bytes(8)))
-met_arrays(f"{T} needs a finite positive scale, found <value>", scaled("F32", (), bytes(4)))
-
-
-def buffer(name: str, values: Sequence[int]) -> Callable[[list[Array]], list[Array]]:
-    return lambda sound: [*sound[:5], int64(f"{root()}.{name}", values)]
-
-
-met_arrays(f"{T} values needs <n>, found <n>", buffer("layer_multipliers", [1]))
-met_arrays(f"{T} [<n>] needs <value>, found <value>", buffer("layer_multipliers", [1, 2, 3]))
-met_arrays(
-    f"{T} dtype needs <dtypes>, found <dtype>",
-    lambda sound: [*sound[:5], Array(f"{root()}.layer_multipliers", "F32", (3,))],
-)
-met_arrays(f"{T} shape needs [1] to [1024], found <shape>", buffer("layer_multipliers", []))
-met_arrays(
-    f"{T} needs sizes that fit <n> rows, found <sizes>",
-    buffer("ngram_heads_vocab_sizes", [60, 61]),
-    alone=True,
-)
-met_arrays(
-    f"{T} needs one scale for the whole table, found a scale of one shard",
-    lambda sound: [*sound, shaped("F32", (1,), "shard_0.weight_scale")],
-)
-met_arrays(
-    f"{T} needs a name like <name>, found a part of an unknown packing",
-    lambda sound: [*sound, shaped("U8", (4,), "qweight")],
-)
 
 # manifests made by hand, and files that change before they are opened
 met(

@@ -2,70 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import raw_tables
-from children import unmeasured
+from loops import HEADS, ROW_BYTES, OpenLoop, some_ids, stream_of
 from raw_tables import RawTable
 from rowstream import _core
 from rowstream.errors import ReadError, UnavailableError
-from streams import CLOSED, IDS, MISUSE, READ, TIMEOUT, Stream, until
+from streams import IDS, MISUSE, READ, TIMEOUT, Stream, until
 
-HEADS = 16
-ROW_BYTES = 160
 EIO = 5
-OpenLoop = Callable[..., _core.Loop]
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng()
-
-
-@pytest.fixture
-def raw(tmp_path: Path, rng: np.random.Generator) -> RawTable:
-    return raw_tables.write(tmp_path, rng)
-
-
-@pytest.fixture
-def arena() -> _core.Arena:
-    return _core.Arena(1 << 20)
-
-
-@pytest.fixture
-def open_loop(raw: RawTable) -> Iterator[OpenLoop]:
-    loops: list[_core.Loop] = []
-
-    def open_one(kind: str = "uring-direct", faults: Any = (), **options: Any) -> _core.Loop:
-        table = raw.open(kind, faults=list(faults)) if faults else raw.open(kind)
-        loops.append(_core.Loop(table, [8, 8], **{"read_timeout_s": 60, **options}))
-        return loops[-1]
-
-    yield open_one
-    for loop in loops:
-        loop.close()
-
-
-def some_ids(raw: RawTable, rng: np.random.Generator, tokens: int) -> NDArray[np.int64]:
-    ids = rng.integers(0, raw.num_rows, (tokens, HEADS))
-    ids[rng.random(ids.shape) < 0.1] = -1
-    return ids
-
-
-def stream_of(loop: _core.Loop, arena: _core.Arena, tokens: int = 64) -> Stream:
-    return Stream(loop.add(arena, tokens * HEADS, ROW_BYTES))
 
 
 @pytest.mark.parametrize("kind", ["uring-direct", "pool-buffered", "mapped", "loaded"])
@@ -211,47 +161,6 @@ def test_a_stray_flag_costs_nothing(
         assert np.array_equal(rows, raw.expected(ids))
 
 
-def test_closed_every_wait_passes(
-    raw: RawTable, arena: _core.Arena, open_loop: OpenLoop, rng: np.random.Generator
-) -> None:
-    loop = open_loop()
-    stream = stream_of(loop, arena)
-    assert stream.step(some_ids(raw, rng, 1)) is not None
-    assert loop.close()
-    for _ in range(5):
-        began = time.perf_counter()
-        assert stream.step(some_ids(raw, rng, 1)) is None
-        assert time.perf_counter() - began < 30  # and not by the watchdog, after a minute
-        assert stream.last_fault == CLOSED
-    with pytest.raises(ValueError, match="table is closed"):
-        loop.add(arena, 16, ROW_BYTES)
-
-
-def test_closed_in_mid_read(
-    raw: RawTable, arena: _core.Arena, open_loop: OpenLoop, rng: np.random.Generator
-) -> None:
-    loop = open_loop(faults=[_core.Fault(0, 1, delay_ms=4000)])
-    stream = stream_of(loop, arena)
-    stream.post(some_ids(raw, rng, 1))
-    time.sleep(0.05)  # right as well where the read has not begun
-    closing = threading.Thread(target=loop.close)
-    closing.start()
-    stream.wait()
-    assert stream.take(HEADS) is None  # nobody waited for the read
-    closing.join(30)
-    assert not closing.is_alive()
-
-
-def test_a_forgotten_loop_leaves_nobody_waiting(
-    raw: RawTable, arena: _core.Arena, rng: np.random.Generator
-) -> None:
-    loop = _core.Loop(raw.open("uring-direct"), [8, 8], read_timeout_s=0.5)
-    stream = stream_of(loop, arena)
-    del loop
-    gc.collect()
-    assert stream.step(some_ids(raw, rng, 1)) is None
-
-
 def test_blocks_come_back(raw: RawTable, open_loop: OpenLoop) -> None:
     loop = open_loop()
     needed = _core.Channel.bytes_for(HEADS, ROW_BYTES)
@@ -323,101 +232,6 @@ def test_gated_channels_are_left_to_the_host(
     assert loop.counters()["rings"] == 0
 
 
-def threads_of_loops() -> dict[str, Path]:
-    """The accounts of the threads of every loop of this process, by their ids."""
-    found = {}
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it may end meanwhile
-            if (task / "comm").read_text() == "rowstream-loop\n":
-                found[task.name] = task
-    return found
-
-
-@pytest.fixture
-def look_out(raw: RawTable, open_loop: OpenLoop) -> tuple[_core.Loop, Path]:
-    """A loop, and the account of its thread that answers."""
-    before = threads_of_loops()
-    loop = open_loop("loaded", spin="never")
-    made: dict[str, Path] = {}
-
-    def named() -> bool:  # a thread names itself
-        made.update(threads_of_loops())
-        return bool(made.keys() - before.keys())
-
-    until(named)
-    (number,) = made.keys() - before.keys()
-    return loop, made[number]
-
-
-def sleeps(thread: Path) -> int:
-    """How often a thread has gone to sleep."""
-    lines = (thread / "status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("voluntary")))
-
-
-def test_a_kick_has_the_loop_look_out(
-    arena: _core.Arena,
-    look_out: tuple[_core.Loop, Path],
-    raw: RawTable,
-    rng: np.random.Generator,
-) -> None:
-    loop, thread = look_out
-    stream = stream_of(loop, arena, tokens=1)
-    assert stream.step(some_ids(raw, rng, 1)) is not None
-    time.sleep(0.15)
-
-    def looks(pause_s: float) -> tuple[int, float]:
-        """How often the loop looks, and how often it would every 5 ms."""
-        before, began = sleeps(thread), time.perf_counter()
-        time.sleep(pause_s)
-        return sleeps(thread) - before, (time.perf_counter() - began) / 0.005
-
-    seen, usual = looks(0.5)
-    assert usual / 20 < seen < usual * 1.3 + 2
-    # every 50 us for 2 ms; a busy machine may take the processor away for those
-    for _ in range(200):
-        loop.kick()
-        seen, usual = looks(0.01)
-        if seen > usual * 1.3 + 10:
-            return
-    pytest.fail("a kick changes nothing")
-
-
-def test_the_first_ring_after_idle_is_seen(
-    raw: RawTable, arena: _core.Arena, open_loop: OpenLoop, rng: np.random.Generator
-) -> None:
-    loop = open_loop("loaded")
-    stream = stream_of(loop, arena, tokens=1)
-    ids = some_ids(raw, rng, 1)
-    for kicked in (False, True, False, True):
-        stream.step(ids)
-        time.sleep(0.15)
-        if kicked:
-            loop.kick()
-        stream.post(ids)
-        assert stream.wait() < 30  # and not by the watchdog, after a minute
-        assert stream.take(HEADS) is not None
-
-
-def test_an_idle_loop_costs_next_to_nothing(
-    raw: RawTable,
-    arena: _core.Arena,
-    look_out: tuple[_core.Loop, Path],
-    rng: np.random.Generator,
-) -> None:
-    loop, thread = look_out
-    stream = stream_of(loop, arena)
-    assert stream.step(some_ids(raw, rng, 1)) is not None
-    time.sleep(0.3)
-
-    def cpu_s() -> float:  # of this one alone: what other threads do is not its cost
-        return int((thread / "schedstat").read_text().split()[0]) / 1e9
-
-    began, cpu = time.perf_counter(), cpu_s()
-    time.sleep(2)
-    assert (cpu_s() - cpu) / (time.perf_counter() - began) < 0.05
-
-
 def test_wrong_options(raw: RawTable) -> None:
     table = raw.open("loaded")
     with pytest.raises(ValueError, match="io_spin needs one of auto, always, never, got 'often'"):
@@ -426,62 +240,3 @@ def test_wrong_options(raw: RawTable) -> None:
         _core.Loop(table, [8, 8], read_timeout_s=0)
     with pytest.raises(ValueError, match="groups have no heads"):
         _core.Loop(table, [])
-
-
-AT_EXIT = """
-import sys, threading
-import numpy as np
-sys.path.insert(0, {tests!r})
-from rowstream import _core
-from streams import Stream
-table = _core.DiskTable([{path!r}], [(160, [(0, 0, 0, 64)])], read_timeout_s=1.0,
-                         faults=[_core.Fault(0, 1, delay_ms=600_000)])
-loop = _core.Loop(table, [16], read_timeout_s=1.0)
-stream = Stream(loop.add(_core.Arena(1 << 16), 16, 160))
-stream.post(np.arange(16).reshape(1, 16))
-{end}
-"""
-
-
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [
-        ("", 0),
-        ("raise SystemExit(3)", 3),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15),
-        ("raise ValueError('in the middle')", 1),
-        ("stream.wait(); assert stream.take(16) is None", 0),
-        (
-            "import os\npid = os.fork()\nif pid == 0:\n    os._exit(7)\n"
-            "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
-            7,
-        ),
-    ],
-)
-def test_a_process_ends_while_a_read_does_not(end: str, code: int, tmp_path: Path) -> None:
-    path = tmp_path / "rows.bin"
-    path.write_bytes(bytes(64 * 160))
-    script = AT_EXIT.format(tests=str(Path(__file__).parent), path=str(path), end=end)
-    # the time-out ends what waits for the read
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        timeout=120,
-        env=unmeasured(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == code, done.stderr
-
-
-def test_after_a_fork(raw: RawTable, arena: _core.Arena, open_loop: OpenLoop) -> None:
-    loop = open_loop()
-    import os
-
-    pid = os.fork()
-    if pid == 0:
-        try:
-            loop.add(arena, HEADS, ROW_BYTES)
-        except UnavailableError:
-            os._exit(0)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -29,14 +29,14 @@ def resident():
 rng = np.random.default_rng()
 warm = np.empty((8192, 16, 160), np.uint8)
 warm.fill(1)
-ids = rng.integers(0, 1000, (8192, 16))
+prompts = rng.integers(0, 320_000_000, (4, 8192, 16))
 before = resident()
 store = RowStore.open(sys.argv[1])
 for step in range(10_000):
-    if step % 2500 == 0:
-        store.gather(rng.integers(0, store.num_rows, (8192, 16)), warm)
-        first = resident() if step == 0 else first
     store.gather(rng.integers(0, store.num_rows, (1, 16)), warm[:1])
+    if step % 2500 == 0:
+        store.gather(prompts[step // 2500], warm)
+        first = resident() if step == 0 else first
 after = resident()
 print(json.dumps({"stats": store.stats(), "taken": after - before, "grown": after - first}))
 """

@@ -7,34 +7,21 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import raw_tables
-from looks import PAUSE_S, between_looks
-from raw_tables import DISK_KINDS, KINDS, RawTable, gather
+from raw_tables import RawTable, gather
 from rowstream import ReadError, UnavailableError, _core
 from rowstream._core import Fault
-
-every_disk_kind = pytest.mark.parametrize("kind", DISK_KINDS)
-
-
-def written(folder: Path) -> RawTable:
-    return raw_tables.write(folder, np.random.default_rng(), shard_rows=(3000, 3000, 1234))
+from small_tables import every_disk_kind, ids_of, written
 
 
 @pytest.fixture
 def raw(tmp_path: Path) -> RawTable:
     return written(tmp_path)
-
-
-def ids_of(raw: RawTable, tokens: int = 200) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    return np.random.default_rng().integers(0, raw.num_rows, (tokens, 16))
 
 
 @every_disk_kind
@@ -79,7 +66,8 @@ def test_end_of_file_is_an_error(kind: str, raw: RawTable) -> None:
 def test_every_read_of_a_gather_fails_once(kind: str, raw: RawTable) -> None:
     # an error that no retry can help
     ids = ids_of(raw, tokens=3)
-    dry = raw.open(kind)
+    # how many rows are read at once depends on the depth
+    dry = raw.open(kind, queue_depth=7)
     gather(dry, ids)
     for number in range(int(dry.counters()["reads"])):
         table = raw.open(kind, faults=[Fault(number, 1, result=-errno.ENXIO)], queue_depth=7)
@@ -148,125 +136,6 @@ def test_zero_rows_shared_by_a_span_and_by_copies(kind: str, raw: RawTable) -> N
     assert np.array_equal(gather(table, ids, [2]), want)
 
 
-@every_disk_kind
-def test_reads_may_arrive_late_and_out_of_order(kind: str, raw: RawTable) -> None:
-    faults = [Fault(n, 1, delay_ms=1 + n % 7) for n in range(0, 3000, 3)]
-    table = raw.open(kind, faults=faults)
-    ids = ids_of(raw)
-    assert np.array_equal(gather(table, ids), raw.expected(ids))
-    assert table.counters()["timeouts"] == 0
-
-
-@every_disk_kind
-def test_a_read_that_never_ends(kind: str, raw: RawTable) -> None:
-    # the ring is left to the read that hangs; gathers go on with another one
-    table = raw.open(kind, faults=[Fault(10, 1, delay_ms=-1)], read_timeout_s=1.2)
-    ids = ids_of(raw)
-    began = time.monotonic()
-    with pytest.raises(ReadError, match=r"no answer for 1\.2 s") as caught:
-        gather(table, ids)
-    assert 1.2 <= time.monotonic() - began < 60
-    assert caught.value.errno == errno.ETIMEDOUT
-    assert caught.value.filename in raw.paths
-    for _ in range(3):
-        assert np.array_equal(gather(table, ids), raw.expected(ids))
-    assert table.counters()["timeouts"] == 1
-    began = time.monotonic()
-    table.close()
-    assert time.monotonic() - began < 60
-
-
-@every_disk_kind
-def test_a_device_that_never_answers(kind: str, raw: RawTable) -> None:
-    table = raw.open(kind, faults=[Fault(0, 10**9, delay_ms=-1)], read_timeout_s=0.15)
-    for _ in range(4):
-        with pytest.raises(ReadError, match="no answer for"):
-            gather(table, np.array([[0]]))
-    before = table.counters()
-    with pytest.raises(ReadError, match="4 earlier gathers still have reads waiting") as caught:
-        gather(table, np.array([[0]]))
-    assert caught.value.errno == errno.ETIMEDOUT
-    # nothing was read, nothing was waited for
-    assert table.counters() == before
-
-
-def gather_at_last(
-    table: _core.DiskTable | _core.ResidentTable, ids: NDArray[np.int64]
-) -> NDArray[np.uint8]:
-    """Gather, again where a busy disk needs longer than a time-out that is short for a test."""
-    until = time.monotonic() + 60
-    while True:
-        try:
-            return gather(table, ids)
-        except ReadError as error:
-            assert error.errno == errno.ETIMEDOUT  # noqa: PT017
-            assert time.monotonic() < until
-
-
-@every_disk_kind
-def test_a_late_answer_does_not_reach_the_next_gather(kind: str, raw: RawTable) -> None:
-    # given up at 0.2 s, it arrives at 0.6 s: into memory that nobody uses any more
-    table = raw.open(kind, faults=[Fault(3, 5, delay_ms=600)], read_timeout_s=0.2)
-    ids = ids_of(raw)
-    with pytest.raises(ReadError, match="no answer"):
-        gather(table, ids)
-    until = time.monotonic() + 0.8
-    while time.monotonic() < until:
-        rows = gather_at_last(table, ids)
-        assert np.array_equal(rows, raw.expected(ids))
-
-
-@every_disk_kind
-def test_zero_rows_for_reads_that_never_end(kind: str, raw: RawTable) -> None:
-    table = raw.open(
-        kind, faults=[Fault(2, 1, delay_ms=-1)], read_timeout_s=0.2, zero_rows=True, queue_depth=4
-    )
-    ids = np.arange(0, 6000, 60)[None]
-    found = gather(table, ids)
-    lost = (found == 0).all(axis=-1)
-    # a busy disk may be silent for so long as well
-    assert 1 <= lost.sum() <= 4 * table.counters()["timeouts"]
-    want = raw.expected(ids)
-    want[lost] = 0
-    assert np.array_equal(found, want)
-    assert table.counters()["zeroed_rows"] == lost.sum()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_changes_after_it_was_opened(kind: str, raw: RawTable) -> None:
-    os.utime(raw.paths[0], ns=(1, 1))  # the clock of files may not tick between two writes
-    table = raw.open(kind)
-    ids = np.array([[0, 1]])
-    want = raw.expected(ids)
-    assert np.array_equal(gather(table, ids), want)
-    with open(raw.paths[0], "r+b") as file:
-        file.seek(3000)
-        file.write(b"something else")
-    time.sleep(PAUSE_S)
-    if kind == "loaded":
-        assert np.array_equal(gather(table, ids), want)
-        return
-    for _ in range(2):
-        with pytest.raises(ReadError, match="file changed since it was opened") as caught:
-            gather(table, ids)
-        assert caught.value.errno == errno.ESTALE
-        assert caught.value.filename == raw.paths[0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_another_one_takes_the_name_of(kind: str, raw: RawTable) -> None:
-    # as a download puts a new version in place: the open one stays what it was
-    table = raw.open(kind)
-    ids = ids_of(raw)
-    want = raw.expected(ids)
-    other = Path(raw.paths[0]).with_name("other")
-    other.write_bytes(b"something else")
-    other.replace(raw.paths[0])
-    assert np.array_equal(gather(table, ids), want)
-    time.sleep(PAUSE_S)
-    assert np.array_equal(gather(table, ids), want)
-
-
 @pytest.mark.parametrize("reader", ["uring", "pool", "inline"])
 @pytest.mark.parametrize("result", [-errno.EINVAL, -errno.EOPNOTSUPP])
 def test_a_refused_direct_read_turns_the_file_buffered(
@@ -289,67 +158,6 @@ def test_a_refused_buffered_read_is_an_error(kind: str, raw: RawTable) -> None:
     with pytest.raises(ReadError) as caught:
         gather(table, ids_of(raw))
     assert caught.value.errno == errno.EINVAL
-
-
-@every_disk_kind
-@between_looks
-def test_a_truncated_file_is_an_error(kind: str, tmp_path: Path) -> None:
-    raw = written(tmp_path)
-    table = raw.open(kind)
-    last = np.array([[raw.num_rows - 1]])
-    gather(table, last)
-    size = os.path.getsize(raw.paths[-1])
-    os.truncate(raw.paths[-1], size - 3)
-    with pytest.raises(ReadError, match="file ends early") as caught:
-        gather(table, last)
-    assert caught.value.filename == raw.paths[-1]
-    assert caught.value.needed is not None
-    assert caught.value.got == caught.value.needed - 3
-    first = np.array([[0]])
-    assert np.array_equal(gather(table, first), raw.expected(first))
-
-
-def test_a_file_that_is_cut_while_it_is_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "table.bin"
-    rows = (192 << 20) // 160
-    planes = [(160, [(0, 0, 0, rows)])]
-
-    def cut_after(delay_s: float) -> None:
-        time.sleep(delay_s)
-        os.truncate(path, 4096 + 7)
-
-    for attempt in range(60):
-        with path.open("wb") as file:
-            file.truncate(rows * 160)
-        # the load holds no lock of the interpreter's
-        cutting = threading.Thread(target=cut_after, args=(0.0005 * (attempt + 1),))
-        cutting.start()
-        found: Exception | None = None
-        try:
-            _core.ResidentTable([str(path)], planes, mapped=False)
-        except (ReadError, ValueError) as error:
-            found = error
-        cutting.join()
-        # else it was cut before it was opened, or behind the last read
-        if isinstance(found, ReadError) and found.errno != errno.ESTALE:
-            assert found.errno == errno.EIO
-            assert found.filename == str(path)
-            assert "file ends early" in str(found)
-            return
-    pytest.fail("no cut came in the middle of a load")
-
-
-def test_files_are_checked_at_open(raw: RawTable, tmp_path: Path) -> None:
-    os.truncate(raw.paths[-1], os.path.getsize(raw.paths[-1]) - 1)
-    for kind in raw_tables.KINDS:
-        with pytest.raises(ValueError, match=r"table-1.bin: rows need \d+ bytes, file has \d+"):
-            raw.open(kind)
-    os.unlink(raw.paths[-1])
-    for kind in raw_tables.KINDS:
-        with pytest.raises(ReadError) as caught:
-            raw.open(kind)
-        assert caught.value.errno == errno.ENOENT
-        assert isinstance(caught.value, OSError)
 
 
 @every_disk_kind

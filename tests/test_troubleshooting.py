@@ -16,10 +16,12 @@ import provoked_checkpoints  # noqa: F401
 import provoked_commands  # noqa: F401
 import provoked_device  # noqa: F401
 import provoked_gpu  # noqa: F401
+import provoked_headers  # noqa: F401
 import provoked_models  # noqa: F401
 import provoked_reads  # noqa: F401
 import provoked_server  # noqa: F401
 import provoked_table_paths  # noqa: F401
+import provoked_tensors  # noqa: F401
 from provocations import (
     ON_GPU,
     PACKAGE,

@@ -2,7 +2,8 @@
 
     sudo python tools/platform_table.py
 
-Runs tests/test_platforms.py and keeps the line of every case, or why it was skipped.
+Runs tests/test_platforms.py and tests/test_file_systems.py and keeps the line of every case, or
+why it was skipped.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "platforms.md"
+TESTS = ("tests/test_platforms.py", "tests/test_file_systems.py")
 
 HEAD = """\
 # Platforms
 
-Machines that refuse something and file systems of every kind, as `tests/test_platforms.py` makes
-them. In each case 6,000 random rows were read by `reader="auto"` and compared with the bytes that
-were written, and where O_DIRECT is used the page cache was found empty afterwards. The lines are
-those of `rowstream doctor`.
+Machines that refuse something and file systems of every kind, as `tests/test_platforms.py` and
+`tests/test_file_systems.py` make them. In each case 6,000 random rows were read by `reader="auto"`
+and compared with the bytes that were written, and where O_DIRECT is used the page cache was found
+empty afterwards. The lines are those of `rowstream doctor`.
 
 Made by `tools/platform_table.py` on {machine}; not written by hand.
 
@@ -39,7 +41,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         found = Path(name) / "found"
         found.touch()
-        argv = [sys.executable, "-m", "pytest", "-q", "-rs", "tests/test_platforms.py"]
+        argv = [sys.executable, "-m", "pytest", "-q", "-rs", *TESTS]
         environment = {**os.environ, "ROWSTREAM_PLATFORMS": os.fspath(found)}
         status = subprocess.run(argv, cwd=ROOT, env=environment, check=False).returncode
         cases = [json.loads(line) for line in found.read_text().splitlines()]

@@ -1,5 +1,6 @@
 #include "channel.h"
 
+#include <algorithm>
 #include <new>
 #include <string>
 #include <thread>
@@ -74,6 +75,14 @@ std::optional<size_t> Channel::read_mailbox(std::span<int64_t> into) const {
   // one by one, as atomics: once the watchdog has answered, the next post may write meanwhile
   for (uint32_t i = 0; i < rows; ++i) {
     into[i] = std::atomic_ref(mailbox_[i]).load(std::memory_order_relaxed);
+  }
+  return rows;
+}
+
+size_t Channel::rows_wanted() const {
+  size_t rows = std::min(words_->rows.load(std::memory_order_relaxed), max_rows_);
+  while (rows > 0 && std::atomic_ref(mailbox_[rows - 1]).load(std::memory_order_relaxed) == -1) {
+    --rows;
   }
   return rows;
 }

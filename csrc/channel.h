@@ -42,6 +42,8 @@ class Channel {
 
   // The epoch of a ring without an answer. What the protocol does not allow opens the channel.
   std::optional<uint64_t> ring();
+  // How many rows of the ring just seen are looked for: without the padding at the end.
+  size_t rows_wanted() const;
   // Copies the ids of the ring just seen to `into`, room for max_rows. Empty when the mailbox makes
   // no sense.
   std::optional<size_t> read_mailbox(std::span<int64_t> into) const;
@@ -64,9 +66,9 @@ class Channel {
   int holds() const { return holds_.load(std::memory_order_acquire); }
   bool held() const { return holds() > 0; }
 
-  // the last ring that the loop's other thread was given, and how many it is not done with
+  // the last ring that the loop's other thread was given, and how many it has not filled yet
   uint64_t handed_epoch = 0;
-  std::atomic<unsigned> handed{0};
+  std::atomic<size_t> handed{0};
 
   // the watchdog's own
   uint64_t watched_epoch = 0;

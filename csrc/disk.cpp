@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <cstring>
 #include <stdexcept>
 #include <thread>
 
@@ -42,6 +43,13 @@ uint32_t row_span(uint32_t row_bytes, uint32_t align) {
 uint32_t joined_span(size_t bounce_bytes, unsigned depth, uint32_t align) {
   const auto blocks = static_cast<uint32_t>(bounce_bytes / depth / align);
   return blocks == 0 ? 0 : ((blocks - 1) | 1) * align;
+}
+
+// without the padding at the end: tokens that have no row
+size_t tokens_wanted(const Batch& batch) {
+  size_t rows = batch.tokens * batch.heads;
+  while (rows > 0 && batch.row_ids[rows - 1] == -1) --rows;
+  return (rows + batch.heads - 1) / batch.heads;
 }
 
 const DiskTable::Options& checked(const DiskTable::Options& options) {
@@ -97,6 +105,7 @@ DiskTable::DiskTable(const std::vector<std::string>& paths, std::vector<PlaneSpe
 }
 
 void DiskTable::make(Track& track, uint32_t rows, unsigned depth, uint32_t joined_bytes) {
+  track.depth = depth;
   track.slot_bytes = std::max(row_slot_bytes_, joined_bytes);
   track.plan = std::make_unique<Plan>(source_.planes, rows, track.slot_bytes);
   track.lane = make_lane(depth, track.slot_bytes, &reader_note_);
@@ -143,7 +152,9 @@ void DiskTable::close() {
     // its thread ends here; the pool itself may still be asked by a gather that runs
     if (lookahead_) lookahead_->stop();
   }
-  const std::scoped_lock both(long_.mutex, short_.mutex);
+  // no others take both; one after the other, or gathers that come and go would keep us out
+  const std::lock_guard lock_of_long(long_.mutex);
+  const std::lock_guard lock_of_short(short_.mutex);
   for (Track* track : {&short_, &long_}) track->lane.reset();
   ahead_lane_.reset();
   const Clock::time_point until = Clock::now() + policy_.timeout;
@@ -198,11 +209,15 @@ void DiskTable::check_identities(Track& track) {
 
 void DiskTable::gather(const Batch& batch, std::byte* out, const Poll& poll) {
   if (forks_ != fork_generation()) throw ForkedError("table was opened before fork");
-  const bool is_short = batch.tokens * batch.heads <= Traffic::kShortRows;
+  const size_t wanted = tokens_wanted(batch);
+  const bool is_short = wanted * batch.heads <= Traffic::kShortRows;
   const Traffic::Present present(traffic_, is_short);
   Track& track = is_short ? short_ : long_;
+  if (closed_) throw ClosedError("table is closed");
   const std::lock_guard lock(track.mutex);
-  if (!track.lane) throw ClosedError("table is closed");
+  if (closed_) throw ClosedError("table is closed");
+  // none where there was no memory for another one
+  if (!track.lane) track.lane = make_lane(track.depth, track.slot_bytes);
   const Clock::time_point began = Clock::now();
   check_row_ids({batch.row_ids, batch.tokens * batch.heads}, num_rows());
   if (batch.heads > kPieceRows) throw std::invalid_argument("a token has more rows than a piece");
@@ -212,14 +227,19 @@ void DiskTable::gather(const Batch& batch, std::byte* out, const Poll& poll) {
     throw ReadFailure(ETIMEDOUT, source_.files.front().path(), 0, 0, 0,
                       std::to_string(parked) + " earlier gathers still have reads waiting");
   }
-  const std::unique_ptr<Plan> large = large_plan(batch.tokens * batch.heads);
+  const std::unique_ptr<Plan> large = large_plan(wanted * batch.heads);
   Plan& plan = large ? *large : *track.plan;
   const size_t piece = plan.rows() / batch.heads;
-  for (size_t token = 0; token < batch.tokens; token += piece) {
+  for (size_t token = 0; token < wanted; token += piece) {
     Batch part = batch;
     part.row_ids += token * batch.heads;
-    part.tokens = std::min(piece, batch.tokens - token);
+    part.tokens = std::min(piece, wanted - token);
     gather_piece(track, plan, part, out + token * batch.heads * row_bytes(), poll);
+  }
+  const size_t padding = (batch.tokens - wanted) * batch.heads;
+  if (padding > 0) {
+    std::memset(out + wanted * batch.heads * row_bytes(), 0, padding * row_bytes());
+    counters_.missing_rows += padding;
   }
   counters_.gathers += 1;
   counters_.rows += batch.tokens * batch.heads;
@@ -250,7 +270,7 @@ void DiskTable::gather_piece(Track& track, Plan& plan, const Batch& batch, std::
   Gather gather(source_, plan, alignments_, policy_, counters_, out);
   Limit limit;
   if (&track == &long_) {
-    limit = [this] { return traffic_.limit_of_long(options_.queue_depth); };
+    limit = [this, began] { return traffic_.limit_of_long(options_.queue_depth, began); };
   }
   gather.run(*track.lane, [&]() -> Lane& { return replace(track.lane); }, poll, limit);
   counters_.cached_rows += plan.pooled_rows(0);
@@ -281,7 +301,7 @@ uint64_t DiskTable::prefetch(std::span<const int64_t> ids) {
   if (!lookahead_) {
     ahead_plan_ = std::make_unique<Plan>(
         source_.planes, Lookahead::kPieceGroups * options_.group_width, row_slot_bytes_);
-    ahead_lane_ = make_lane(options_.queue_depth, row_slot_bytes_);
+    ahead_lane_ = make_lane(short_.depth, row_slot_bytes_);
     ahead_lane_bytes_ = ahead_lane_->memory_bytes();
     const auto read = [this](std::span<const int64_t> groups, std::byte* out, const Poll& stop) {
       read_ahead(groups, out, stop);

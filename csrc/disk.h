@@ -75,6 +75,7 @@ class DiskTable {
   // what a gather takes for itself
   struct Track {
     mutable std::mutex mutex;
+    unsigned depth = 0;
     uint32_t slot_bytes = 0;  // the longest span
     std::unique_ptr<Plan> plan;
     std::unique_ptr<Lane> lane;  // none once closed
@@ -117,7 +118,7 @@ class DiskTable {
   std::unique_ptr<Lane> ahead_lane_;
   size_t ahead_lane_bytes_ = 0;
   Counters lookahead_counters_;
-  bool closed_ = false;
+  std::atomic<bool> closed_{false};
   mutable std::mutex lookahead_mutex_;  // guards its making and its end
   std::unique_ptr<Lookahead> lookahead_;
   std::atomic<Lookahead*> ahead_pool_{nullptr};  // the same, for gathers

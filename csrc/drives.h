@@ -18,7 +18,7 @@ namespace rowstream {
 class Drives {
  public:
   explicit Drives(const std::vector<TableFile>& files)
-      : reads_(files.size()), avoided_until_(files.size()) {
+      : reads_(files.size()), failures_(files.size()) {
     std::map<uint64_t, uint32_t> first;
     for (const TableFile& file : files) {
       const auto number = static_cast<uint32_t>(drive_of_.size());
@@ -33,9 +33,14 @@ class Drives {
   void ended(uint32_t file) { reads(file).fetch_sub(1, std::memory_order_relaxed); }
 
   // A drive that fails fast has the fewest reads in flight, and would be asked first for all of
-  // them: for a while it is asked last.
+  // them: after a few failures in a row it is asked last for a while. One bad sector is not enough.
   void failed(uint32_t file) {
-    avoided_until_[drive_of_[file]].store(now_ns() + kAvoidNs, std::memory_order_relaxed);
+    Failures& drive = failures_[drive_of_[file]];
+    const int64_t now = now_ns();
+    const bool again = now - drive.last_ns.exchange(now, std::memory_order_relaxed) < kAvoidNs;
+    if (!again) drive.count.store(0, std::memory_order_relaxed);
+    if (drive.count.fetch_add(1, std::memory_order_relaxed) + 1 < kInARow) return;
+    drive.avoided_until_ns.store(now + kAvoidNs, std::memory_order_relaxed);
   }
 
   // which of the copies is to be read: that with the fewest reads in flight, equal ones in turn
@@ -56,6 +61,13 @@ class Drives {
   }
 
  private:
+  struct Failures {
+    std::atomic<int64_t> last_ns{INT64_MIN / 2};
+    std::atomic<uint32_t> count{0};            // none of them long after the one before
+    std::atomic<int64_t> avoided_until_ns{0};  // 0: never
+  };
+
+  static constexpr uint32_t kInARow = 4;
   static constexpr int64_t kAvoidNs = 100'000'000;
   static constexpr uint32_t kMany = 1 << 20;  // more than can be in flight
 
@@ -66,13 +78,14 @@ class Drives {
   std::atomic<uint32_t>& reads(uint32_t file) { return reads_[drive_of_[file]]; }
 
   bool avoided(uint32_t file) const {
-    const int64_t until = avoided_until_[drive_of_[file]].load(std::memory_order_relaxed);
+    const int64_t until =
+        failures_[drive_of_[file]].avoided_until_ns.load(std::memory_order_relaxed);
     return until != 0 && now_ns() < until;
   }
 
-  std::vector<uint32_t> drive_of_;                   // by file: the first file on the same drive
-  std::vector<std::atomic<uint32_t>> reads_;         // by drive
-  std::vector<std::atomic<int64_t>> avoided_until_;  // by drive; 0: it has not failed
+  std::vector<uint32_t> drive_of_;            // by file: the first file on the same drive
+  std::vector<std::atomic<uint32_t>> reads_;  // by drive
+  std::vector<Failures> failures_;            // by drive
   std::atomic<uint32_t> turn_{0};
 };
 

@@ -24,12 +24,16 @@ inline void relax() {
 }  // namespace
 
 Gears::Gears(Bell& bell, bool spins)
-    : bell_(bell), spins_(spins), last_ring_(Clock::now() - 1h), last_kick_(last_ring_) {}
+    : bell_(bell),
+      spins_(spins),
+      last_ring_(Clock::now() - 1h),
+      warm_from_(last_ring_),
+      last_kick_(last_ring_) {}
 
 void Gears::rang() {
   const Clock::time_point now = Clock::now();
   const std::chrono::nanoseconds since = now - last_ring_;
-  last_ring_ = now;
+  last_ring_ = warm_from_ = now;
   // a pause between two requests says nothing of the next step
   if (since < kWarmFor) interval_ = interval_.count() == 0 ? since : (interval_ * 7 + since) / 8;
 }
@@ -56,7 +60,7 @@ void Gears::rest() {
     for (int i = 0; i < 32; ++i) relax();
     return;
   }
-  const bool warm = due.has_value() || now - last_ring_ < kWarmFor;
+  const bool warm = due.has_value() || now - warm_from_ < kWarmFor;
   bell_.sleep(before, warm ? std::chrono::nanoseconds(kWarmLook) : kIdleLook);
 }
 

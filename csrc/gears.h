@@ -21,7 +21,7 @@ class Gears {
   // a ring that is answered here: the next one is due as much later as this one came after the last
   void rang();
   // a ring of many rows, which says nothing of that
-  void rang_long() { last_ring_ = Clock::now(); }
+  void rang_long() { warm_from_ = Clock::now(); }
   // until the next look
   void rest();
 
@@ -31,6 +31,7 @@ class Gears {
   Bell& bell_;
   const bool spins_;
   Clock::time_point last_ring_;
+  Clock::time_point warm_from_;
   Clock::time_point last_kick_;
   uint32_t kicks_ = 0;
   std::chrono::nanoseconds interval_{0};  // from ring to ring, learned

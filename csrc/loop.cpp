@@ -54,8 +54,8 @@ struct Loop::State {
 
   bool refresh(std::vector<std::shared_ptr<Channel>>& mine, uint32_t& known);
   bool handed_over(const std::shared_ptr<Channel>& channel, uint64_t epoch);
-  void answer(Channel& channel, uint64_t epoch, std::vector<int64_t>& ids);
-  void fill(Channel& channel, uint64_t epoch, std::vector<int64_t>& ids);
+  Status serve_ring(Channel& channel, uint64_t epoch, std::vector<int64_t>& ids);
+  void answer(Channel& channel, uint64_t epoch, Status status, Clock::time_point began);
   void stop_serving();
   void let_unheld_go();
 
@@ -122,7 +122,8 @@ void Loop::State::look_out() {
       if (!epoch || handed_over(channel, *epoch)) continue;
       rang = true;
       gears.rang();
-      answer(*channel, *epoch, ids);
+      const Clock::time_point began = Clock::now();
+      answer(*channel, *epoch, serve_ring(*channel, *epoch, ids), began);
     }
     if (rang) continue;
     if (closing) {
@@ -143,12 +144,15 @@ void Loop::State::stop_serving() {
 // A prompt's rows take a hundred times as long as a step's, which would wait for them here.
 bool Loop::State::handed_over(const std::shared_ptr<Channel>& channel, uint64_t epoch) {
   if (channel->handed_epoch == epoch) return true;
-  // two threads must not fill one staging: as long as the other one is not done with a ring of this
+  const bool is_short = channel->rows_wanted() <= long_rows;
+  // two threads must not fill one staging: as long as the other one is busy with a ring of this
   // channel, which may have been voided meanwhile, it gets the next one as well
-  if (channel->words().rows.load(std::memory_order_relaxed) <= long_rows && channel->handed == 0) {
-    return false;
-  }
+  if (is_short && channel->handed == 0) return false;
   const std::lock_guard lock(mutex);
+  // one that was voided while it lay here is nobody's any more
+  channel->handed -= std::erase_if(
+      long_rings, [&](const Ring& ring) { return ring.channel == channel && ring.epoch < epoch; });
+  if (is_short && channel->handed == 0) return false;
   if (closing) return false;  // nobody looks there any more
   gears.rang_long();
   channel->handed_epoch = epoch;
@@ -160,7 +164,7 @@ bool Loop::State::handed_over(const std::shared_ptr<Channel>& channel, uint64_t 
 
 void Loop::State::answer_long() {
   pthread_setname_np(pthread_self(), "rowstream-long");
-  run_on(cpus);
+  if (cpus.size() > 1) run_on(cpus);  // a single one is the other thread's
   std::vector<int64_t> ids;
   std::unique_lock lock(mutex);
   for (;;) {
@@ -169,8 +173,11 @@ void Loop::State::answer_long() {
     const Ring ring = std::move(long_rings.front());
     long_rings.pop_front();
     lock.unlock();
-    answer(*ring.channel, ring.epoch, ids);
-    ring.channel->handed -= 1;
+    order_loads_from_device();
+    const Clock::time_point began = Clock::now();
+    const Status status = serve_ring(*ring.channel, ring.epoch, ids);
+    ring.channel->handed -= 1;  // staging is filled
+    answer(*ring.channel, ring.epoch, status, began);
     lock.lock();
   }
   long_rings.clear();
@@ -178,16 +185,15 @@ void Loop::State::answer_long() {
   stop_serving();
 }
 
-void Loop::State::answer(Channel& channel, uint64_t epoch, std::vector<int64_t>& ids) {
-  const Clock::time_point began = Clock::now();
-  fill(channel, epoch, ids);
+void Loop::State::answer(Channel& channel, uint64_t epoch, Status status, Clock::time_point began) {
+  channel.answer(epoch, status);
   record->rings.fetch_add(1, std::memory_order_relaxed);
   const auto took = std::chrono::nanoseconds(Clock::now() - began).count();
   record->answer_ns.fetch_add(static_cast<uint64_t>(took), std::memory_order_relaxed);
 }
 
-void Loop::State::fill(Channel& channel, uint64_t epoch, std::vector<int64_t>& ids) {
-  Status status = Status::kOk;
+// Fills staging with the rows of a ring; what becomes of it.
+Status Loop::State::serve_ring(Channel& channel, uint64_t epoch, std::vector<int64_t>& ids) {
   try {
     if (closing) throw ClosedError("the store is closed");
     if (ids.size() < channel.max_rows()) ids.resize(channel.max_rows());
@@ -198,18 +204,18 @@ void Loop::State::fill(Channel& channel, uint64_t epoch, std::vector<int64_t>& i
     };
     if (late()) throw Interrupted();
     serve(std::span(ids).first(*rows), channel.staging(), late);
+    return Status::kOk;
   } catch (const Interrupted&) {
-    status = Status::kTimeout;  // whoever gave up has answered already
+    return Status::kTimeout;  // whoever gave up has answered already
   } catch (const ClosedError&) {
-    status = Status::kClosed;
+    return Status::kClosed;
   } catch (const std::out_of_range&) {
-    status = Status::kIds;
     record->remember(std::current_exception());
+    return Status::kIds;
   } catch (...) {
-    status = Status::kRead;
     record->remember(std::current_exception());
+    return Status::kRead;
   }
-  channel.answer(epoch, status);
 }
 
 void Loop::State::watch() {

@@ -12,6 +12,8 @@ namespace rowstream {
 
 class Traffic {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // Gathers of more rows than a step of 64 lanes with 16 heads are long.
   static constexpr size_t kShortRows = 1024;
 
@@ -35,9 +37,12 @@ class Traffic {
     const bool short_;
   };
 
-  // reads in flight of a long gather: few while a short one waits or runs
-  unsigned limit_of_long(unsigned depth) const {
-    return short_.load(std::memory_order_relaxed) > 0 ? std::min(kFew, depth) : depth;
+  // Reads in flight of a long gather that began then: a quarter while a short one waits or runs,
+  // but not for long, or a slow device would keep whoever waits for it beyond every time-out.
+  unsigned limit_of_long(unsigned depth, Clock::time_point began) const {
+    if (short_.load(std::memory_order_relaxed) == 0) return depth;
+    if (Clock::now() - began > kGivesWayFor) return depth;
+    return std::min(std::max(depth / 4, kFew), depth);
   }
 
   // reads in flight of the look-ahead: few beside any gather, and between two of them
@@ -48,13 +53,14 @@ class Traffic {
   }
 
  private:
+  static constexpr auto kGivesWayFor = std::chrono::milliseconds(500);
   // 8 cost a 16-read round 5 % and keep half of the rate, 16 cost 23 % (2-core guest, virtio disk)
   static constexpr unsigned kFew = 8;
   // a token every 20 ms or more often is decoding
   static constexpr int64_t kQuietAfterNs = 20'000'000;
 
   static int64_t now_ns() {
-    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
   }
 
   std::atomic<unsigned> gathers_{0};

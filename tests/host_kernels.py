@@ -186,7 +186,7 @@ class Channel:
         self.staging = memory(max_rows * row_bytes)
 
     @property
-    def epoch_busy_ok_mismatch_done(self) -> tuple[int, ...]:
+    def epoch_busy_good_mismatch_done(self) -> tuple[int, ...]:
         return tuple(self.state[:5].tolist())
 
     @property

@@ -26,7 +26,7 @@ class Stream(NamedTuple):
 
     step: int = 0
     place: str = "post"
-    epoch: int = 0  # what this replay's bump gave
+    epoch: int = 0  # what this replay's bump gave; of a verdict, whose rows it found good
     launched: bool = True
 
 
@@ -48,7 +48,7 @@ class State(NamedTuple):
     # device memory
     epoch: int = 0
     busy: bool = False
-    ok: bool = False
+    ok: int = 0  # the epoch whose rows may be taken
     mismatch: bool = False
     # pinned, written by the GPU
     door: int = 0
@@ -72,6 +72,7 @@ class Rules:
 
     header_checked: bool = True  # a take believes the header, not the flag
     busy_exchanged: bool = True  # a post sees that another one's rows were not taken yet
+    ok_names_epoch: bool = True  # a take sees that a verdict was another ring's
     busy_until_taken: bool = True  # cleared behind the copy of the rows, not by the verdict
     epoch_atomic: bool = True  # two posts at once get two epochs
     epoch_first: bool = True  # bumped before the ids are written
@@ -153,22 +154,25 @@ def stream_moves(s: State, number: int, setting: Setting) -> Moves:
         if s.header >> 8 == s.epoch or s.header == header(0, CLOSED):
             yield "passes", s._replace(streams=at("verdict"))
         if setting.gives_up:
-            yield "gives up", s._replace(ok=False, streams=at("take"))
+            yield "gives up", s._replace(ok=0, streams=at("take", epoch=0))
     elif me.place == "verdict":
         ok = s.header == header(s.epoch, OK) if rules.epochs else s.header & 0xFF == OK
         ok = (ok or not rules.header_checked) and not s.mismatch
+        yield f"finds {ok}", s._replace(streams=at("store", epoch=s.epoch if ok else 0))
+    elif me.place == "store":
         busy = s.busy and rules.busy_until_taken
-        yield f"says {ok}", s._replace(ok=ok, busy=busy, streams=at("take"))
+        yield f"says {me.epoch}", s._replace(ok=me.epoch, busy=busy, streams=at("take", epoch=0))
     elif me.place == "take":
         place = "release" if rules.busy_until_taken else "post"
         step = me.step + (place == "post")
         on = Stream(step, place, 0, setting.sync != "gate" or place == "release")
         streams = (*s.streams[:number], on, *s.streams[number + 1 :])
-        wrong = s.wrong or (s.ok and s.staging != ids)
+        taken = s.ok == s.epoch if rules.ok_names_epoch else s.ok != 0
+        wrong = s.wrong or (taken and s.staging != ids)
         # another stream's take may still read `ok`
-        ok = s.ok and len(setting.steps) > 1
-        name = "takes rows" if s.ok else "is void"
-        yield name, s._replace(wrong=wrong, ok=ok, streams=streams)
+        named = s.ok if len(setting.steps) > 1 else 0
+        name = "takes rows" if taken else "is void"
+        yield name, s._replace(wrong=wrong, ok=named, streams=streams)
     elif me.place == "release":
         on = Stream(me.step + 1, "post", 0, setting.sync != "gate")
         streams = (*s.streams[:number], on, *s.streams[number + 1 :])

@@ -45,7 +45,7 @@ def test_post_brings_ids_to_the_mailbox_and_rings(
     assert channel.mailbox.tolist() == [*np.maximum(ids, -1).ravel().tolist(), -7]
     assert channel.rows[0] == tokens * heads
     assert channel.door[0] == 1
-    assert channel.epoch_busy_ok_mismatch_done == (1, 1, 0, 0, 0)
+    assert channel.epoch_busy_good_mismatch_done == (1, 1, 0, 0, 0)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
@@ -73,7 +73,7 @@ def test_a_post_between_post_and_take_is_misuse_and_changes_no_ids(kernels: Kern
     assert channel.rows[0] == 16
     assert channel.mailbox[:16].tolist() == ids.ravel().tolist()
     channel.verdict(1 << 8)
-    assert channel.epoch_busy_ok_mismatch_done == (2, 1, 0, 0, 0)
+    assert channel.epoch_busy_good_mismatch_done == (2, 1, 0, 0, 0)
     assert channel.faults == (2 << 8 | MISUSE, 1)
 
 
@@ -107,14 +107,14 @@ def test_a_gated_post_compares_and_writes_no_id(kernels: Kernels, differs: int |
     channel.verdict(1 << 8)
     assert np.array_equal(channel.mailbox, before)
     wrong = differs is not None
-    assert channel.epoch_busy_ok_mismatch_done == (1, 1, not wrong, wrong, 0)
+    assert channel.epoch_busy_good_mismatch_done == (1, 1, not wrong, wrong, 0)
     assert channel.faults == ((1 << 8 | MISUSE, 1) if wrong else (0, 0))
     # and the next step is judged by itself
     channel.state[1] = 0
     channel.mailbox[:48] = expected.ravel()
     channel.post(ids, live=2, gated=True)
     channel.verdict(2 << 8)
-    assert channel.epoch_busy_ok_mismatch_done == (2, 1, 1, 0, 0)
+    assert channel.epoch_busy_good_mismatch_done == (2, 1, 2, 0, 0)
 
 
 # --- verdict ------------------------------------------------------------------------------------

@@ -98,6 +98,102 @@ def test_short_rings_do_not_wait_for_a_long_one(raw: RawTable) -> None:
     loop.close()
 
 
+def test_padding_makes_no_step_long(raw: RawTable) -> None:
+    table = open_slow(raw, "uring-direct")
+    loop = _core.Loop(table, [8, 8], read_timeout_s=60)
+    arena = _core.Arena(8 << 20)
+    long, padded = (Stream(loop.add(arena, 200 * HEADS, ROW_BYTES)) for _ in range(2))
+    prompt = ids_without(raw, 200)
+    prompt[150, 3] = SLOW_ROW
+    long.post(prompt)
+    before = table.counters()
+    for live in (0, 1, 4, 64):
+        ids = ids_without(raw, 200)
+        ids[live:] = -1
+        ids[: live // 2, 5] = -1
+        rows = padded.step(ids)
+        assert rows is not None
+        assert np.array_equal(rows, raw.expected(ids))
+        assert np.array_equal(gather(table, ids), raw.expected(ids))
+    assert long.channel.answered == 0
+    missing = 2 * sum(HEADS * (200 - live) + live // 2 for live in (0, 1, 4, 64))
+    assert table.counters()["missing_rows"] - before["missing_rows"] == missing
+    long.wait()
+    loop.close()
+
+
+def test_a_long_ring_is_answered_in_time_beside_short_gathers_without_end(raw: RawTable) -> None:
+    # of a device that takes 5 ms for a read: few in flight would not do
+    faults = [_core.Fault(0, 2**62, delay_ms=5)]
+    table = raw.open("uring-direct", faults=faults, queue_depth=64)
+    assert isinstance(table, _core.DiskTable)
+    loop = _core.Loop(table, [8, 8], read_timeout_s=4)
+    stream = Stream(loop.add(_core.Arena(8 << 20), 1600 * HEADS, ROW_BYTES))
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            gather(table, ids_without(raw, 1))
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    try:
+        prompt = ids_without(raw, 1600)
+        rows = stream.step(prompt)
+    finally:
+        over.set()
+        for worker in workers:
+            worker.join()
+    assert rows is not None
+    assert np.array_equal(rows, raw.expected(prompt))
+    loop.close()
+
+
+def test_a_ring_that_was_voided_before_its_turn_holds_nobody_up(raw: RawTable) -> None:
+    table = open_slow(raw, "uring-direct")
+    loop = _core.Loop(table, [8, 8], read_timeout_s=0.5)
+    arena = _core.Arena(8 << 20)
+    first, second = (Stream(loop.add(arena, 200 * HEADS, ROW_BYTES)) for _ in range(2))
+    prompt = ids_without(raw, 200)
+    prompt[150, 3] = SLOW_ROW
+    first.post(prompt)
+    time.sleep(0.1)
+    # it waits for the first one's turn to end, until the watchdog voids it
+    assert second.step(ids_without(raw, 100)) is None
+    asked = ids_without(raw, 2)
+    rows = second.step(asked)
+    assert rows is not None
+    assert np.array_equal(rows, raw.expected(asked))
+    loop.close()
+
+
+def test_closing_waits_for_no_gather_that_has_not_begun(raw: RawTable) -> None:
+    table = raw.open("uring-direct", faults=[_core.Fault(0, 2**62, delay_ms=50)])
+    ids = [ids_without(raw, tokens) for tokens in (1, 100)]
+    ended = []
+
+    def work(number: int) -> None:
+        try:
+            while True:
+                gather(table, ids[number % 2])
+        except ValueError:
+            ended.append(number)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for worker in workers:
+        worker.start()
+    while table.counters()["gathers"] < 8:
+        time.sleep(0.01)
+    gathers = table.counters()["gathers"]
+    table.close()
+    # one of each kind had begun; others may have while close was called
+    assert table.counters()["gathers"] - gathers <= 6
+    for worker in workers:
+        worker.join()
+    assert sorted(ended) == list(range(8))
+
+
 def test_a_short_ring_behind_a_long_one_of_its_channel_that_was_given_up(raw: RawTable) -> None:
     # the thread that is late still fills the staging of the channel
     loop = _core.Loop(open_slow(raw, "uring-direct"), [8, 8], read_timeout_s=1)

@@ -34,6 +34,7 @@ WRONG_ROWS = {
     ),
     "no busy exchange": Setting(Rules(busy_exchanged=False), steps=TWO),
     "channel free before its rows are taken": Setting(Rules(busy_until_taken=False), steps=TWO),
+    "a verdict that names no epoch": Setting(Rules(ok_names_epoch=False), steps=TWO),
     "epochs counted without an atomic": Setting(Rules(epoch_atomic=False), steps=TWO),
     "epoch bumped behind the ring": Setting(Rules(epoch_first=False), steps=TWO),
     "time-outs without epochs": Setting(Rules(epochs=False)),

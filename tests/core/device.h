@@ -81,7 +81,7 @@ class Device {
     post(ids, random, false);
     const bool passed = sync == Sync::kFlag ? wait() : spin(give_up);
     pause(random, 50, 200us);
-    verdict(passed);
+    verdict(passed, random);
     take(ids, counted);
   }
 
@@ -97,8 +97,8 @@ class Device {
     const bool other = random() % 10 == 0;
     if (other) ids[random() % ids.size()] += 1;
     post(ids, random, true);
-    verdict(true);
-    if (other && ok_) fail("ids that differ were taken");
+    verdict(true, random);
+    if (other && good_ != 0) fail("ids that differ were taken");
     take(ids, counted);
   }
 
@@ -164,13 +164,16 @@ class Device {
     }
   }
 
-  void verdict(bool passed) {
+  void verdict(bool passed, Random& random) {
+    const uint64_t epoch = epoch_;
     const uint64_t word = channel_->words().header.load(std::memory_order_acquire);
-    ok_ = passed && word == Words::header_of(epoch_, Status::kOk) && !mismatch_;
+    const bool good = passed && word == Words::header_of(epoch, Status::kOk) && !mismatch_;
+    pause(random, 50, 200us);
+    good_ = good ? epoch : 0;
   }
 
   void take(const std::vector<int64_t>& ids, Counted& counted) {
-    if (ok_) {
+    if (good_ == epoch_) {
       if (!right(ids, channel_->staging())) fail("wrong rows");
       ++counted.right;
     } else {
@@ -182,7 +185,7 @@ class Device {
   const std::shared_ptr<Channel> channel_;
   std::atomic<uint64_t> epoch_{0};
   std::atomic<uint32_t> busy_{0};
-  std::atomic<bool> ok_{false};
+  std::atomic<uint64_t> good_{0};
   std::atomic<bool> mismatch_{false};
 };
 

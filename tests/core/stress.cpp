@@ -16,6 +16,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "disk.h"
@@ -69,6 +70,10 @@ unsigned work(Table& table, const std::vector<std::byte>& bytes, unsigned rounds
     for (int64_t& id : ids) id = static_cast<int64_t>(random() % kRows);
     out.assign(ids.size() * kRowBytes, std::byte{0xEE});
     try {
+      if constexpr (std::is_same_v<Table, DiskTable>) {
+        const uint64_t ticket = table.prefetch(std::span(ids).first(random() % tokens * kHeads));
+        if (random() % 8 == 0) table.drop(ticket);
+      }
       table.gather({ids.data(), tokens, kGroups, kHeads}, out.data(), [] { return false; });
     } catch (const ReadFailure&) {
       if (!allowed.fail) fail("a read failed without a fault");
@@ -145,6 +150,7 @@ DiskTable::Options options_for(Mode mode, const char* reader) {
   if (mode == Mode::kKept) {
     options.group_width = 8;
     options.cache_bytes = size_t{1} << 20;
+    options.lookahead_bytes = size_t{1} << 20;
   } else if (mode == Mode::kErrors) {
     for (uint64_t n = 0; n < 400; ++n) fault(n * 97, -ENXIO, 0);
   } else if (mode == Mode::kLate) {

@@ -19,12 +19,12 @@ from gpu.words import (
     DOOR,
     EPOCH,
     FAULT,
+    GOOD,
     HEADER,
     MISMATCH,
     MISUSE,
     MISUSED_DOOR,
     NUM_ROWS,
-    OK,
     POISON,
     READ,
     ROWS,
@@ -91,7 +91,7 @@ def test_a_post_between_post_and_take_is_misuse_and_changes_no_ids() -> None:
     words.set_word(HEADER, 1 << 8)
     words.verdict()
     words.synchronize()
-    assert words.state_word(OK) == 0
+    assert words.state_word(GOOD) == 0
     assert words.word(FAULT) == 2 << 8 | MISUSE
 
 
@@ -136,7 +136,7 @@ def test_a_gated_post_compares_and_writes_no_id(differs: int | None) -> None:
     words.synchronize()
     assert words.mailbox(ids.size).tolist() == before
     assert words.state_word(MISMATCH) == (differs is not None)
-    assert words.state_word(OK) == (differs is None)
+    assert words.state_word(GOOD) == (differs is None)
     assert words.word(FAULT) == (0 if differs is None else 1 << 8 | MISUSE)
     # and the next step is judged by itself
     words.take(poisoned(tokens, heads, 16), 16, POISON)
@@ -144,7 +144,7 @@ def test_a_gated_post_compares_and_writes_no_id(differs: int | None) -> None:
     words.set_word(HEADER, 2 << 8)
     words.post(on_device(ids), live=live, gated=True)
     words.verdict()
-    assert words.state_word(OK) == 1
+    assert words.state_word(GOOD) == 2
 
 
 # --- verdict ----------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_verdict_trusts_the_header_alone(header: int, fault: int, timeout_ns: in
     words.set_word(HEADER, header)
     words.verdict(timeout_ns)
     words.synchronize()
-    assert words.state_word(OK) == (fault == 0)
+    assert words.state_word(GOOD) == (fault == 0)
     assert words.word(FAULT) == fault
     assert words.word(COUNT, "<u4") == (fault != 0)
 
@@ -179,7 +179,7 @@ def test_a_header_of_another_epoch_makes_the_step_void(header: int) -> None:
     words.set_word(HEADER, header)
     words.verdict()
     words.synchronize()
-    assert words.state_word(OK) == 0
+    assert words.state_word(GOOD) == 0
     assert words.word(FAULT) == 1 << 8 | MISUSE
 
 
@@ -195,7 +195,7 @@ def test_a_spinning_verdict_gives_up_by_itself(header: int) -> None:
     took = time.monotonic() - began
     assert 0.04 < took < 2
     assert words.word(FAULT) == 1 << 8 | TIMEOUT
-    assert words.state_word(OK) == 0
+    assert words.state_word(GOOD) == 0
 
 
 def test_a_spinning_verdict_sees_an_answer_that_comes_while_it_spins() -> None:

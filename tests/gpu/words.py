@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rowstream.device.kernels import Kernels, kernels
 
 DOOR, FLAG, HEADER, FAULT, COUNT, ROWS, MAILBOX = 0, 128, 256, 384, 392, 512, 640
-EPOCH, BUSY, OK, MISMATCH, DONE = 0, 8, 16, 24, 32
+EPOCH, BUSY, GOOD, MISMATCH, DONE = 0, 8, 16, 24, 32
 STATUS_OK, READ, TIMEOUT, IDS, CLOSED, MISUSE = range(6)
 MISUSED_DOOR = 2**64 - 1
 NUM_ROWS = 320_001_536

@@ -12,7 +12,7 @@ typedef long long i64;
 struct State {
   u64 epoch;
   u32 busy, unused_busy;
-  u32 ok, unused_ok;
+  u64 good;  // the epoch whose rows may be taken, or 0
   u32 mismatch, unused_mismatch;
   u32 done, unused_done;
 };
@@ -129,7 +129,8 @@ extern "C" __global__ void verdict(const u64* header, State* state, Fault* fault
   }
 
   const bool good = word == epoch << 8 && state->mismatch == 0;
-  state->ok = good;
+  // Not a mere yes: another stream's ring may have come in between, and its take would believe it.
+  store_system(&state->good, good ? epoch : 0ull);
   if (good) return;
   u32 status = MISUSE;  // a header of another epoch, or ids that the host did not expect
   if ((word >> 8 == epoch || word >> 8 == 0) && (word & 255) != 0) status = word & 255;
@@ -327,7 +328,8 @@ DEVICE Values<Value> sink_for(Value* out, Value* table, const Value* lut, u32 vo
       NAME(State* state, const u8* rows, Value* out, u32 tokens, u32 heads, const int* slot_of, \
            u32 owned, u32 row_bytes, const Value* lut, u32 void_value) {                        \
     __shared__ Value table[VOID_PLACE + 1];                                                     \
-    const Staged source = {load_system(&state->ok) != 0, heads, owned, slot_of};                \
+    const bool ok = load_system(&state->good) == load_system(&state->epoch);                    \
+    const Staged source = {ok, heads, owned, slot_of};                                          \
     move_rows(source, rows, tokens * heads, row_bytes, sink_for(out, table, lut, void_value));  \
     release(state);                                                                             \
   }

@@ -81,7 +81,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache/rowstream/profiles.json"
 
 
-# --- channels
+# --- tables of random rows, and channels
 
 
 @pytest.fixture

@@ -17,16 +17,6 @@ JOIN_BYTES = 4096
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng()
-
-
-@pytest.fixture
-def raw(tmp_path: Path, rng: np.random.Generator) -> RawTable:
-    return raw_tables.write(tmp_path, rng)
-
-
 @every_kind
 def test_random_rows(kind: str, raw: RawTable, rng: np.random.Generator) -> None:
     table = raw.open(kind)

@@ -6,7 +6,6 @@ import gc
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,6 @@ pytest.importorskip("torch")
 
 import torch
 
-import raw_tables
 from host_gpu import HEADS, SYNCS, HostGpu, empty, host_gpu, ids_of
 from raw_tables import RawTable
 from rowstream import _core
@@ -27,16 +25,6 @@ from rowstream.errors import ReadError
 
 # many enough for the copy engine
 MANY = 100
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng()
-
-
-@pytest.fixture
-def raw(tmp_path: Path, rng: np.random.Generator) -> RawTable:
-    return raw_tables.write(tmp_path, rng)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ pytest.importorskip("torch")
 
 import torch
 
-import raw_tables
 from host_gpu import HEADS, ROW_BYTES, SYNCS, HostGpu, empty, host_gpu, ids_of
 from raw_tables import RawTable
 from rowstream import _core
@@ -21,16 +19,6 @@ from rowstream.device.streamed import StreamedRows
 from rowstream.errors import ReadError
 
 OpenRows = Callable[..., StreamedRows]
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng()
-
-
-@pytest.fixture
-def raw(tmp_path: Path, rng: np.random.Generator) -> RawTable:
-    return raw_tables.write(tmp_path, rng)
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ class DiskTable {
     unsigned depth = 0;
     uint32_t slot_bytes = 0;  // the longest span
     std::unique_ptr<Plan> plan;
-    std::unique_ptr<Lane> lane;  // none once closed
+    std::unique_ptr<Lane> lane;  // none once closed, or for want of memory
     std::chrono::steady_clock::time_point next_identity_check;
   };
 

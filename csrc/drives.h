@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <span>
 #include <vector>
 
+#include "clock.h"
 #include "extent.h"
 #include "file.h"
 
@@ -70,10 +70,6 @@ class Drives {
   static constexpr uint32_t kInARow = 4;
   static constexpr int64_t kAvoidNs = 100'000'000;
   static constexpr uint32_t kMany = 1 << 20;  // more than can be in flight
-
-  static int64_t now_ns() {
-    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-  }
 
   std::atomic<uint32_t>& reads(uint32_t file) { return reads_[drive_of_[file]]; }
 

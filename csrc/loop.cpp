@@ -173,7 +173,7 @@ void Loop::State::answer_long() {
     const Ring ring = std::move(long_rings.front());
     long_rings.pop_front();
     lock.unlock();
-    order_loads_from_device();
+    order_loads_from_device();  // it was another thread that saw the door
     const Clock::time_point began = Clock::now();
     const Status status = serve_ring(*ring.channel, ring.epoch, ids);
     ring.channel->handed -= 1;  // staging is filled

@@ -18,6 +18,7 @@
 #include "bell.h"
 #include "channel.h"
 #include "gather.h"
+#include "traffic.h"
 
 namespace rowstream {
 
@@ -31,10 +32,9 @@ class Loop {
   struct Options {
     double read_timeout_s = 2;
     Spin spin = Spin::kAuto;
-    unsigned ranks = 1;     // processes of this kind on the host, for kAuto
-    std::vector<int> cpus;  // where the threads run; empty: anywhere
-    // Rings of more are long: than those of a step of 64 lanes with 16 heads.
-    uint32_t long_rows = 1024;
+    unsigned ranks = 1;                        // processes of this kind on the host, for kAuto
+    std::vector<int> cpus;                     // where the threads run; empty: anywhere
+    uint32_t long_rows = Traffic::kShortRows;  // rings of more rows are long
   };
 
   Loop(Serve serve, Options options);

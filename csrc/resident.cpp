@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "clock.h"
 #include "failure.h"
 #include "fork.h"
 #include "resident_set.h"
@@ -124,7 +125,7 @@ std::vector<FileState> ResidentTable::files() const {
 // Loaded bytes are ours; a mapping shows whatever is written to the file.
 void ResidentTable::check_identities() {
   if (kind_ == Kind::kLoaded) return;
-  const int64_t now = std::chrono::steady_clock::now().time_since_epoch().count();
+  const int64_t now = now_ns();
   if (now < next_identity_check_ns_.load(std::memory_order_relaxed)) return;
   source_.check_unchanged();
   catch_sigbus();

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "clock.h"
+
 namespace rowstream {
 
 class Traffic {
@@ -15,7 +17,7 @@ class Traffic {
   using Clock = std::chrono::steady_clock;
 
   // Gathers of more rows than a step of 64 lanes with 16 heads are long.
-  static constexpr size_t kShortRows = 1024;
+  static constexpr uint32_t kShortRows = 1024;
 
   // counts a gather while it waits or runs
   class Present {
@@ -58,10 +60,6 @@ class Traffic {
   static constexpr unsigned kFew = 8;
   // a token every 20 ms or more often is decoding
   static constexpr int64_t kQuietAfterNs = 20'000'000;
-
-  static int64_t now_ns() {
-    return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
-  }
 
   std::atomic<unsigned> gathers_{0};
   std::atomic<unsigned> short_{0};

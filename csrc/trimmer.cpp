@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "clock.h"
+
 namespace rowstream {
 namespace {
 
@@ -68,8 +70,7 @@ void Trimmer::look() {
   // less than at the last measure: others have unmapped files, which would hide what we map
   const bool shrunk = now + kLookBytes < reference_.load(std::memory_order_relaxed);
   if (have <= budget && !shrunk) return;
-  if (have > budget + kHelpAbove &&
-      Clock::now().time_since_epoch().count() > hopeless_until_ns_.load()) {
+  if (have > budget + kHelpAbove && now_ns() > hopeless_until_ns_.load()) {
     trim();
     return;
   }
@@ -117,7 +118,7 @@ void Trimmer::trim() {
   // all of it and not enough: others have mapped files, or the pages are locked
   measure();
   if (resident_.load() > budget && failures() > failed_before) {
-    hopeless_until_ns_ = (Clock::now() + kHopelessFor).time_since_epoch().count();
+    hopeless_until_ns_ = now_ns() + std::chrono::nanoseconds(kHopelessFor).count();
   }
 }
 

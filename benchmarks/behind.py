@@ -20,9 +20,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.device import Device
 from benchmarks.freetoken import Peer, PeerMissing, load_peer
-from benchmarks.gpu import CUDA, Arm, Steps, added, captured, percentile, replay_in_turn, work_of
+from benchmarks.gpu import (
+    CUDA,
+    Arm,
+    Steps,
+    added,
+    captured,
+    memory,
+    percentile,
+    replay_in_turn,
+    work_of,
+)
 from benchmarks.layer import LayerZero
-from benchmarks.measure import Measure, at_most, finish, judged, one_of_each, options, turn_of
+from benchmarks.measure import Measure, finish, one_of_each, options, turn_of
 from benchmarks.places import table_at
 from benchmarks.spans import unique_rows
 
@@ -36,9 +46,10 @@ _SHARES = (50, 95, 99)
 class Against:
     """A lookup of rows on the disk, and what its steps are measured against."""
 
-    def __init__(self, lookup: Lookup, pinned: Lookup | None, turns: int) -> None:
+    def __init__(self, lookup: Lookup, pinned: Lookup | None, layer: LayerZero, turns: int) -> None:
         self.lookup = lookup
         self.pinned = pinned
+        self.layer = layer
         self.turns = turns
         self.name = "pinned" if pinned is not None else "no lookup"
 
@@ -72,12 +83,11 @@ class Against:
             found += added(name, tokens * 16, arms, None)
         return found
 
-    def layer(self) -> list[Measure]:
+    def behind(self) -> list[Measure]:
         """Lanes behind layer 0 as transformers computes it, as a branch and in two halves."""
-        layer = LayerZero(CUDA)
         found: list[Measure] = []
         for tokens in _LANES:
-            work = layer.step(tokens)
+            work = self.layer.step(tokens)
             for halves, how in ((False, "a branch"), (True, "start and finish")):
                 arms = self.beside(work, tokens, halves=halves)
                 name = f"{tokens} lanes behind layer 0, {how}, less {self.name}"
@@ -151,10 +161,9 @@ class HostSteps:
         return times
 
 
-def beside_freetoken(lookup: Lookup, place: Path, turns: int) -> list[Measure]:
+def beside_freetoken(lookup: Lookup, place: Path, layer: LayerZero, turns: int) -> list[Measure]:
     """Measure steps of which the host knows the ids. Raises PeerMissing."""
     peer = Peer(lookup.store.manifest, load_peer(place))
-    layer = LayerZero(CUDA)
     found = []
     for tokens in _LANES:
         times = HostSteps(lookup, peer, layer.step(tokens), tokens).run(turns)
@@ -195,18 +204,17 @@ def main() -> None:
         lookup = Lookup(store)
         lookup.warm_up(CUDA, [torch.bfloat16])
         print(f"open after {time.perf_counter() - began:.0f} s, {lookup.sync_reason}", flush=True)
-        against = Against(lookup, pinned, arguments.turns)
-        for part in (against.long, against.short, against.layer):
+        layer = LayerZero(CUDA)
+        against = Against(lookup, pinned, layer, arguments.turns)
+        for part in (against.long, against.short, against.behind):
             found += part()
             print(f"{part.__name__}: {time.perf_counter() - began:.0f} s", flush=True)
         if arguments.freetoken:
             try:
-                found += beside_freetoken(lookup, arguments.freetoken, arguments.turns)
+                found += beside_freetoken(lookup, arguments.freetoken, layer, arguments.turns)
             except PeerMissing as reason:
                 print(f"no peer: {reason}")
-        held = store.stats()["memory_bytes"] + lookup.options.channel_bytes
-        line = Measure("memory without cache", 0, 0, held / 2**20, 0, 0, float("nan"), "MiB")
-        found.append(judged(line, at_most(64.0, "MiB")))
+        found.append(memory(lookup))
         lookup.check()
         lookup.close()
     finish("behind", found, arguments, Device(folder).machine())

@@ -21,7 +21,16 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.device import Device
-from benchmarks.measure import Measure, at_most, compare, finish, one_of_each, options, turn_of
+from benchmarks.measure import (
+    Measure,
+    at_most,
+    compare,
+    finish,
+    one_of_each,
+    options,
+    paced,
+    turn_of,
+)
 from benchmarks.mirrored import MirroredStore
 from benchmarks.places import table_at, trace_for
 
@@ -65,12 +74,7 @@ class Decoder:
         counted, issued = self.device.reads(), self._issued()
         first = len(self.store.misses)
         gather = self.with_cache if cached else self.without
-        waits = []
-        next_at = time.perf_counter()
-        for token in tokens:
-            next_at = max(next_at + _EVERY_S, time.perf_counter())
-            time.sleep(max(0.0, next_at - time.perf_counter()))
-            waits.append(gather([token]))
+        waits = [gather([token]) for token in paced(tokens, _EVERY_S)]
         self.device.check(counted, self._issued() - issued)
         if not cached:
             # what was said without the cache belongs to the conversation all the same

@@ -29,6 +29,7 @@ __all__ = [
     "captured",
     "difference",
     "event",
+    "memory",
     "percentile",
     "replay_in_turn",
     "work_of",
@@ -105,6 +106,13 @@ def replay_in_turn(
                 arm.times_us.append(begin.elapsed_time(end) * 1e3 / queued)
         if between is not None:
             between()
+
+
+def memory(lookup: Lookup, *, cache_bytes: int = 0) -> Measure:
+    """Make a line of what a store and its lookup hold beside the cache."""
+    held = lookup.store.stats()["memory_bytes"] - cache_bytes + lookup.options.channel_bytes
+    line = Measure("memory without cache", 0, 0, held / 2**20, 0, 0, float("nan"), "MiB")
+    return judged(line, at_most(64.0, "MiB"))
 
 
 def percentile(times: Sequence[float], share: float) -> float:

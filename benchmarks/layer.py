@@ -2,7 +2,7 @@
 
 The layer is transformers' own, of the real shapes: 4 residual streams of 2560, a gated delta net of
 16 and 48 heads of 128, 512 experts of which a token takes 10, and one shared expert. A step decodes
-one token for each lane from a state that stands still.
+one token for each lane, from the state that the one before left.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["LayerZero", "layer_config"]
+__all__ = ["LayerZero"]
 
-HIDDEN, STREAMS = 2560, 4
+_HIDDEN, _STREAMS = 2560, 4
 
 
-def layer_config(*, experts: int = 512) -> Any:
+def _config() -> Any:
     """Return the configuration of the released model, cut down to its first layer."""
     from transformers.models.qwen4_exp import Qwen4ExpTextConfig
 
     config = Qwen4ExpTextConfig(
-        hidden_size=HIDDEN,
+        hidden_size=_HIDDEN,
         num_hidden_layers=1,
         layer_types=["linear_attention"],
         num_attention_heads=24,
@@ -33,11 +33,11 @@ def layer_config(*, experts: int = 512) -> Any:
         linear_key_head_dim=128,
         linear_value_head_dim=128,
         linear_conv_kernel_dim=4,
-        num_experts=experts,
+        num_experts=512,
         num_experts_per_tok=10,
         moe_intermediate_size=640,
         shared_expert_intermediate_size=640,
-        hc_count=STREAMS,
+        hc_count=_STREAMS,
         hc_lowrank=320,
         ple_layer_ids=[],
     )
@@ -49,10 +49,10 @@ def layer_config(*, experts: int = 512) -> Any:
 class LayerZero:
     """The layer's weights on a device; one for steps of any number of lanes."""
 
-    def __init__(self, device: torch.device, *, experts: int = 512) -> None:
+    def __init__(self, device: torch.device) -> None:
         from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextDecoderLayer
 
-        self.config = layer_config(experts=experts)
+        self.config = _config()
         self.device = device
         with torch.device("meta"):
             layer = Qwen4ExpTextDecoderLayer(self.config, 0).to(torch.bfloat16)
@@ -66,13 +66,13 @@ class LayerZero:
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.config)
-        shape = (lanes, 1, HIDDEN)
+        shape = (lanes, 1, _HIDDEN)
         states = torch.randn(shape, dtype=torch.bfloat16, device=self.device)
 
         def work() -> None:
             with torch.no_grad():
                 self.layer(
-                    states.repeat(1, 1, STREAMS),
+                    states.repeat(1, 1, _STREAMS),
                     position_embeddings=None,
                     past_key_values=cache,
                 )

@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.device import Device
-from benchmarks.measure import Measure, at_least, at_most, compare, finish, options, turn_of
+from benchmarks.measure import Measure, at_least, at_most, compare, finish, options, paced, turn_of
 from benchmarks.ngrams import Trace
 from benchmarks.places import table_at, trace_for
 
@@ -73,10 +73,7 @@ class Beside:
     def decode(self, tokens: int) -> list[float]:
         """Gather a token every 5 ms; returns the waits in us."""
         waits: list[float] = []
-        next_at = time.perf_counter()
-        for _ in range(tokens):
-            next_at = max(next_at + _EVERY_S, time.perf_counter())
-            time.sleep(max(0.0, next_at - time.perf_counter()))
+        for _ in paced(range(tokens), _EVERY_S):
             ids = self.trace.row_ids(self._next_token, self._next_token + 1)
             self._next_token += 1
             began = time.perf_counter_ns()

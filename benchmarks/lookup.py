@@ -15,12 +15,23 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.device import Device
-from benchmarks.gpu import CUDA, Steps, added, captured, percentile, replay_in_turn, work_of
+from benchmarks.gpu import (
+    CUDA,
+    Steps,
+    added,
+    captured,
+    memory,
+    percentile,
+    replay_in_turn,
+    work_of,
+)
 from benchmarks.measure import Measure, at_most, finish, judged, options
 from benchmarks.places import table_at
 
 from rowstream import RowStore
 from rowstream.device.lookup import Lookup
+
+_CACHE_BYTES = 64 << 20
 
 
 def cached(lookup: Lookup, turns: int) -> list[Measure]:
@@ -159,13 +170,12 @@ def prefill(lookup: Lookup) -> list[Measure]:
 
 def main() -> None:
     parser = options(__doc__, gib=4.0)
-    parser.add_argument("--only-cached", action="store_true", help="no reads from the disk")
     parser.add_argument("--turns", type=int, default=5000, help="replays of each (default 5000)")
     arguments = parser.parse_args()
     folder = table_at(arguments.dir, arguments.gib)
     turns = arguments.turns
     began = time.perf_counter()
-    with RowStore.open(folder, backend="disk", cache_bytes=64 << 20) as store:
+    with RowStore.open(folder, backend="disk", cache_bytes=_CACHE_BYTES) as store:
         opened_ms = (time.perf_counter() - began) * 1e3
         lookup = Lookup(store)
         began = time.perf_counter()
@@ -180,9 +190,7 @@ def main() -> None:
             found += part(lookup, turns)
             print(f"{part.__name__}: {time.perf_counter() - began:.0f} s", flush=True)
         found += prefill(lookup)
-        held = store.stats()["memory_bytes"] - (64 << 20) + lookup.options.channel_bytes
-        line = Measure("memory without cache", 0, 0, held / 2**20, 0, 0, float("nan"), "MiB")
-        found.append(judged(line, at_most(64.0, "MiB")))
+        found.append(memory(lookup, cache_bytes=_CACHE_BYTES))
         lookup.check()
         lookup.close()
     finish("lookup", found, arguments, Device(folder).machine())

@@ -10,7 +10,8 @@ import argparse
 import csv
 import math
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
@@ -27,6 +28,7 @@ __all__ = [
     "judged",
     "one_of_each",
     "options",
+    "paced",
     "turn_of",
     "write_results",
 ]
@@ -35,6 +37,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 RESULTS = _ROOT / "benchmarks" / "results"
 _AA = (0.97, 1.03)
 _Arm = TypeVar("_Arm")
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,15 @@ def turn_of(arms: Sequence[_Arm], turn: int) -> list[_Arm]:
     first = turn % len(arms)
     order = [*arms[first:], *arms[:first]]
     return order if turn % 2 == 0 else order[::-1]
+
+
+def paced(items: Iterable[_Item], every_s: float) -> Iterator[_Item]:
+    """Yield items, one every so many seconds; who is late does not catch up."""
+    next_at = time.perf_counter()
+    for item in items:
+        next_at = max(next_at + every_s, time.perf_counter())
+        time.sleep(max(0.0, next_at - time.perf_counter()))
+        yield item
 
 
 def compare(

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.device import Device
 from benchmarks.lookahead import percentiles
-from benchmarks.measure import Measure, compare, finish, options, turn_of
+from benchmarks.measure import Measure, compare, finish, options, paced, turn_of
 from benchmarks.places import table_at
 from benchmarks.spans import unique_rows
 
@@ -52,10 +52,7 @@ class Both:
         """Gather a token every 5 ms; returns the waits in us."""
         waits: list[float] = []
         asked = self.ids(_BLOCK)
-        next_at = time.perf_counter()
-        for number in range(_BLOCK):
-            next_at = max(next_at + _EVERY_S, time.perf_counter())
-            time.sleep(max(0.0, next_at - time.perf_counter()))
+        for number in paced(range(_BLOCK), _EVERY_S):
             began = time.perf_counter_ns()
             self.store.gather(asked[number : number + 1], self._out)
             waits.append((time.perf_counter_ns() - began) / 1000)

@@ -38,11 +38,16 @@ def ids_without(raw: RawTable, tokens: int) -> np.ndarray[tuple[int, int], np.dt
     return ids
 
 
+def slow_prompt(raw: RawTable) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    ids = ids_without(raw, 200)
+    ids[150, 3] = SLOW_ROW
+    return ids
+
+
 @pytest.mark.parametrize("kind", ["uring-direct", "pool-buffered", "inline-direct"])
 def test_short_gathers_do_not_wait_for_a_long_one(kind: str, raw: RawTable) -> None:
     table = open_slow(raw, kind)
-    prompt = ids_without(raw, 200)
-    prompt[150, 3] = SLOW_ROW
+    prompt = slow_prompt(raw)
     found = []
     worker = threading.Thread(target=lambda: found.append(gather(table, prompt)))
     worker.start()
@@ -62,8 +67,7 @@ def test_short_gathers_do_not_wait_for_a_long_one(kind: str, raw: RawTable) -> N
 def test_two_long_gathers_wait_for_each_other(raw: RawTable) -> None:
     # the scratch is there once
     table = open_slow(raw, "uring-direct")
-    prompts = [ids_without(raw, 200) for _ in range(4)]
-    prompts[0][150, 3] = SLOW_ROW
+    prompts = [slow_prompt(raw), *(ids_without(raw, 200) for _ in range(3))]
     found: dict[int, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]] = {}
 
     def work(number: int) -> None:
@@ -82,8 +86,7 @@ def test_short_rings_do_not_wait_for_a_long_one(raw: RawTable) -> None:
     loop = _core.Loop(open_slow(raw, "uring-direct"), [8, 8], read_timeout_s=60)
     arena = _core.Arena(8 << 20)
     long, short = (Stream(loop.add(arena, tokens * HEADS, ROW_BYTES)) for tokens in (200, 64))
-    prompt = ids_without(raw, 200)
-    prompt[150, 3] = SLOW_ROW
+    prompt = slow_prompt(raw)
     long.post(prompt)
     for tokens in (1, 5, 64) * 5:
         ids = ids_without(raw, tokens)
@@ -103,8 +106,7 @@ def test_padding_makes_no_step_long(raw: RawTable) -> None:
     loop = _core.Loop(table, [8, 8], read_timeout_s=60)
     arena = _core.Arena(8 << 20)
     long, padded = (Stream(loop.add(arena, 200 * HEADS, ROW_BYTES)) for _ in range(2))
-    prompt = ids_without(raw, 200)
-    prompt[150, 3] = SLOW_ROW
+    prompt = slow_prompt(raw)
     long.post(prompt)
     before = table.counters()
     for live in (0, 1, 4, 64):
@@ -160,8 +162,7 @@ def test_a_ring_that_was_voided_before_its_turn_holds_nobody_up(raw: RawTable) -
     loop = _core.Loop(table, [8, 8], read_timeout_s=0.5)
     arena = _core.Arena(8 << 20)
     first, second = (Stream(loop.add(arena, 200 * HEADS, ROW_BYTES)) for _ in range(2))
-    prompt = ids_without(raw, 200)
-    prompt[150, 3] = SLOW_ROW
+    prompt = slow_prompt(raw)
     first.post(prompt)
     time.sleep(0.1)
     # it waits for the first one's turn to end, until the watchdog voids it
@@ -203,8 +204,7 @@ def test_a_short_ring_behind_a_long_one_of_its_channel_that_was_given_up(raw: Ra
     # the thread that is late still fills the staging of the channel
     loop = _core.Loop(open_slow(raw, "uring-direct"), [8, 8], read_timeout_s=1)
     stream = Stream(loop.add(_core.Arena(8 << 20), 200 * HEADS, ROW_BYTES))
-    prompt = ids_without(raw, 200)
-    prompt[150, 3] = SLOW_ROW
+    prompt = slow_prompt(raw)
     assert stream.step(prompt) is None
     until = time.monotonic() + 60
     taken = 0

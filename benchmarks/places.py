@@ -6,8 +6,13 @@ python benchmarks/places.py --dir FOLDER.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import sys
 from pathlib import Path
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -15,10 +20,10 @@ from benchmarks.measure import options
 from benchmarks.ngrams import Trace, released_constants
 from benchmarks.text import CorpusMissing, load_corpus
 
-from rowstream import tables
+from rowstream import Manifest, tables
 from rowstream.synth import write_checkpoint
 
-__all__ = ["holes_at", "table_at", "trace_for"]
+__all__ = ["cached_pages", "holes_at", "table_at", "trace_for"]
 
 
 def table_at(folder: Path, gib: float) -> Path:
@@ -36,6 +41,26 @@ def holes_at(folder: Path, gib: float) -> Path:
     if not (place / "config.json").exists():
         write_checkpoint(place, table_gib=gib, sparse=True)
     return place
+
+
+def cached_pages(manifest: Manifest) -> int:
+    """Count the pages of a table's rows, and of nothing else, that the page cache has."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    cached = 0
+    for plane in manifest.planes:
+        for extent in plane.extents:
+            end = extent.offset + extent.num_rows * plane.row_bytes
+            first, last = -(-extent.offset // mmap.PAGESIZE), end // mmap.PAGESIZE
+            with open(manifest.files[extent.file].path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+            at = np.frombuffer(mapped, np.uint8).ctypes.data + first * mmap.PAGESIZE
+            found = np.zeros(last - first, np.uint8)
+            if libc.mincore(at, found.size * mmap.PAGESIZE, found.ctypes.data) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code), str(manifest.files[extent.file].path))
+            cached += int(np.count_nonzero(found & 1))
+    return cached
 
 
 def trace_for(folder: Path) -> Trace:

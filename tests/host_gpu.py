@@ -84,12 +84,7 @@ class HostGpu:
             row_bytes=ROW_BYTES,
             groups=[8, 8],
             sync=sync,
-            **{
-                "copies": "kernel",
-                "channel_bytes": 1 << 20,
-                "read_timeout_s": _PATIENCE_S,
-                **options,
-            },
+            **{"channel_bytes": 1 << 20, "read_timeout_s": _PATIENCE_S, **options},
         )
         manifest: Any = SimpleNamespace(codec="bf16", scale=None, row_bytes=ROW_BYTES)
         self.opened.append(StreamedRows(made, Outputs(manifest, "out"), np.asarray))
@@ -144,15 +139,10 @@ class HostGpu:
             self._graphs.append((destructor, argument))
         return self.capturing
 
-    def copy_async(self, stream: int, destination: int, source: int, num_bytes: int) -> None:
-        ctypes.memmove(destination, source, num_bytes)
-
-    def empty(self, *arguments: Any, device: Any = None, **named: Any) -> torch.Tensor:
-        if device == GPU:
-            if self.full:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            device = "cpu"
-        return self._empty(*arguments, device=device, **named)
+    def empty(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        if self.full:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self._empty(*arguments, **named)
 
 
 def call(function: int, argument: int) -> None:
@@ -177,7 +167,7 @@ def host_gpu(raw: RawTable, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostGpu
         monkeypatch.setattr(torch, "empty", gpu.empty)
         for name in (
             *("use_primary_context", "pin", "wait_and_reset", "host_function"),
-            *("retain_in_graph", "copy_async"),
+            "retain_in_graph",
         ):
             monkeypatch.setattr(driver, name, getattr(gpu, name))
         monkeypatch.setattr(driver, "unpin", lambda address: None)

@@ -104,13 +104,6 @@ met(
     ValueError,
     lambda folder: LookupOptions(place="ram"),
     store(lambda opened: AddressedTable(opened, CUDA, "ram")),
-    lambda folder: DeviceLink(
-        None,  # type: ignore[arg-type]
-        device=CUDA,
-        row_bytes=160,
-        groups=[8, 8],
-        copies="dma",
-    ),
     lambda folder: sync.choose("bell", 0),
     lambda folder: dequantize.lut(1.0, torch.float32, "down"),
     reference("bf16", None, "floats"),

@@ -215,6 +215,8 @@ def test_ranks_add_up(by: str, world: int, open_store: OpenStore) -> None:
     torch.testing.assert_close(total.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
+# what torch's compiler loads first may be deprecated by torch itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_compiled(open_store: OpenStore) -> None:
     module = StreamedEmbedding(open_store(), torch.bfloat16)
 

@@ -106,9 +106,8 @@ def test_eager_lookups_of_any_size_on_any_stream(sync: str, tmp_path: Path) -> N
             with rig.link.locked():
                 channel = rig.link.borrow(stream)
                 channel.post(stream, ids, tokens, None)
-                room = channel.prepare(out, tokens, Output(VOID))
                 channel.wait(stream)
-                channel.take(stream, out, tokens, Output(VOID), room)
+                channel.take(stream, out, tokens, Output(VOID))
                 rig.link.give_back(channel, stream)
             torch.cuda.current_stream().synchronize()
             rig.judge(ids, live, out, counts)

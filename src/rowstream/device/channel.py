@@ -22,10 +22,6 @@ __all__ = ["Channel", "Output"]
 # offsets of csrc/words.h
 _DOOR, _FLAG, _HEADER, _FAULT, _ROWS, _MAILBOX = 0, 128, 256, 384, 512, 640
 
-# More rows than this come faster by the copy engine (H200: 1,024 rows 86 us either way, 8,192 rows
-# 82 instead of 142), unless the engine's own transfers keep it busy: behind 1 GiB it waits 38 ms.
-_DMA_FROM_ROWS = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -94,40 +90,23 @@ class Channel:
         timeout_ns = 0 if self.gated else link.give_up_ns
         link.kernels.verdict(stream, self._header, self.state.data_ptr(), self._fault, timeout_ns)
 
-    def prepare(self, out: torch.Tensor, tokens: int, output: Output) -> torch.Tensor | None:
-        """Before the wait, do all of a take that can fail: return room for rows on their way.
-
-        None: they need none. Raises ValueError for an output that is too large.
-        """
+    def check(self, out: torch.Tensor, tokens: int, output: Output) -> None:
+        """Raise what a `take` would: before the wait. ValueError for too large an output."""
         link = self._link
         num_bytes = tokens * link.heads * link.row_bytes
         link.kernels.blocks(num_bytes, link.row_bytes, out.data_ptr(), output.value_bytes)
-        rows = tokens * link.owned
-        if not link.copies_by_dma(rows, _DMA_FROM_ROWS):
-            return None
-        return torch.empty(rows * link.row_bytes, dtype=torch.uint8, device=link.device)
 
-    def take(
-        self,
-        stream: int,
-        out: torch.Tensor,
-        tokens: int,
-        output: Output,
-        room: torch.Tensor | None = None,
-    ) -> None:
-        """Bring the rows to out [tokens, heads, ...]; by the copy engine where there is room.
+    def take(self, stream: int, out: torch.Tensor, tokens: int, output: Output) -> None:
+        """Bring the rows to out [tokens, heads, ...].
 
-        `room` can be freed at once, as by a stream's own order it is used again after the take.
+        By a kernel, however many: a copy first costs more than it saves, and waits for the engine's
+        own transfers.
         """
         link = self._link
-        staging = self._staging
-        if room is not None:
-            driver.copy_async(stream, room.data_ptr(), self.core.staging_address, room.nbytes)
-            staging = room.data_ptr()
         link.kernels.take(
             stream,
             self.state.data_ptr(),
-            staging,
+            self._staging,
             out.data_ptr(),
             tokens,
             link.heads,

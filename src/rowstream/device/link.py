@@ -26,9 +26,8 @@ from rowstream.device.channel import Channel
 from rowstream.device.kernels import kernels
 from rowstream.errors import ReadError
 
-__all__ = ["COPIES", "DeviceLink"]
+__all__ = ["DeviceLink"]
 
-COPIES = ("auto", "kernel")
 _STATUS = {
     1: "its rows could not be read",
     2: "nobody answered in time",
@@ -58,18 +57,14 @@ class DeviceLink:
         read_timeout_s: float = 2.0,
         io_spin: str = "auto",
         io_cpu: int | None = None,
-        copies: str = "auto",
         name: str = "table",
     ) -> None:
         """Pin `channel_bytes` and start the threads.
 
         `groups` are the rows of each n-gram that the table is asked for; `heads` and `owned` say
-        which of a token's rows these are, where others are another rank's. `copies="kernel"` leaves
-        the copy engines to the engine's own transfers. Raises UnavailableError where this GPU
-        cannot.
+        which of a token's rows these are, where others are another rank's. Raises UnavailableError
+        where this GPU cannot.
         """
-        if copies not in COPIES:
-            raise ValueError(f"copies needs one of {', '.join(COPIES)}, got {copies!r}")
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
         self.sync = sync
@@ -77,7 +72,6 @@ class DeviceLink:
         self.owned = sum(groups)
         self.heads = self.owned if heads is None else heads
         self.give_up_ns = int((read_timeout_s * 2 + 1) * 1e9)
-        self._copies = copies
         self._groups = list(groups)
         self._name = name
         self._table = table
@@ -176,10 +170,6 @@ class DeviceLink:
         staging = core.staging[:rows].reshape(*ids.shape, self.row_bytes)
         self._table.gather(ids, self._groups, staging)
         core.fill(core.door + 1)
-
-    def copies_by_dma(self, rows: int, from_rows: int) -> bool:
-        """Whether so many rows go by the copy engine."""
-        return self._copies == "auto" and rows > from_rows
 
     # --- state ------------------------------------------------------------------------------------
 

@@ -50,7 +50,6 @@ class LookupOptions:
     read_timeout_s: float = 2.0  # after which a step is void
     io_spin: str = "auto"  # "auto", "always" or "never"
     io_cpu: int | None = None  # where the answering thread runs; None: near the GPU
-    copies: str = "auto"  # one of link.COPIES
 
     def __post_init__(self) -> None:
         if self.place not in PLACES:
@@ -279,7 +278,6 @@ class Lookup:
             read_timeout_s=options.read_timeout_s,
             io_spin=options.io_spin,
             io_cpu=options.io_cpu,
-            copies=options.copies,
             name=store.manifest.name,
         )
         shared = store.shard.world > 1

@@ -145,13 +145,13 @@ class StreamedRows:
         # whatever can fail does so before the wait, after which there must be a take
         target = self._outputs.target(out)
         output = self._outputs.of(target)
-        room = sent.channel.prepare(target, sent.tokens, output)
+        sent.channel.check(target, sent.tokens, output)
         sent.done = True
         with link.locked():
             if stream.cuda_stream != sent.stream:
                 stream.wait_event(sent.posted)
             sent.channel.wait(stream.cuda_stream)
-            sent.channel.take(stream.cuda_stream, target, sent.tokens, output, room)
+            sent.channel.take(stream.cuda_stream, target, sent.tokens, output)
             if not sent.captured:
                 link.give_back(sent.channel, stream.cuda_stream)
         self._outputs.convert(target, out)

@@ -5,13 +5,17 @@ page cache.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from benchmarks.places import cached_pages
 
+from rowstream import RowStore, tables
 from rowstream.synth import write_checkpoint
 
 MIB = 1 << 20
@@ -66,19 +70,35 @@ def test_resident_size_over_ten_thousand_gathers(full_size: Path) -> None:
 
 @pytest.mark.parametrize("gib", [0.05, 48])
 def test_memory_does_not_depend_on_the_table(gib: float, tmp_path: Path) -> None:
-    from rowstream import RowStore
-
     write_checkpoint(tmp_path / "model", table_gib=gib, sparse=True)
     with RowStore.open(tmp_path / "model") as store:
         assert store.stats()["memory_bytes"] < 14 * MIB
 
 
 def test_opening_reads_headers_only(full_size: Path) -> None:
-    from rowstream import RowStore
-
     best = float("inf")
     for _ in range(5):
         began = time.process_time()
         RowStore.open(full_size).close()
         best = min(best, time.process_time() - began)
     assert best < 1  # of a processor; the table would take many
+
+
+def test_the_page_cache_holds_no_row(tmp_path: Path, rng: np.random.Generator) -> None:
+    write_checkpoint(tmp_path / "model", table_gib=0.05)
+    (manifest,) = tables(tmp_path / "model")
+
+    def forget() -> None:
+        for file in manifest.files:
+            with open(file.path, "rb") as opened:
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    forget()
+    if cached_pages(manifest):
+        pytest.skip("the page cache of this file system cannot be dropped")
+    with RowStore.open(tmp_path / "model", backend="disk") as store:
+        store.gather(rng.integers(0, store.num_rows, (2000, store.heads)))
+        assert store.stats()["reads"] > 0
+        assert cached_pages(manifest) == 0
+    manifest.files[0].path.read_bytes()
+    assert cached_pages(manifest) > 0

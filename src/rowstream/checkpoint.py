@@ -80,10 +80,11 @@ def read_config(folder: Path) -> dict[str, Any] | None:
         return json_object(file.read(size), file=CONFIG_NAME)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, *, exactly: bool = False) -> BinaryIO:
     """Open a file of a checkpoint for reading, links followed.
 
-    Raises ManifestError when it is absent or anything but a regular file: a named pipe would block
+    `exactly` brings nothing into the page cache but what is read: rows may lie behind it. Raises
+    ManifestError when it is absent or anything but a regular file: a named pipe would block
     forever.
     """
     try:
@@ -93,7 +94,11 @@ def open_regular(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ManifestError.mismatch("", "a regular file", "something else", file=path.name)
-    return os.fdopen(descriptor, "rb")
+    if not exactly:
+        return os.fdopen(descriptor, "rb")
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def json_object(text: bytes, *, file: str, unique_keys: bool = False) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def read_header(path: Path) -> Header:
 
     Raises ManifestError when its first bytes are not the length of a header that fits the file.
     """
-    with open_regular(path) as file:
+    with open_regular(path, exactly=True) as file:
         identity = FileIdentity.of(file.fileno())
         start = file.read(_LENGTH.size)
         if _POINTER.startswith(start) and start + file.read(15) == _POINTER:

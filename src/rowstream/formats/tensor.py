@@ -34,7 +34,7 @@ class Tensor:
 
     def read(self) -> bytes:
         """Read the whole array; for scales and constants, never for rows."""
-        with open_regular(self.file.path) as file:
+        with open_regular(self.file.path, exactly=True) as file:
             if FileIdentity.of(file.fileno()) != self.file.identity:
                 raise self.mismatch("file", "as its header was read", "changed since")
             file.seek(self.offset)

@@ -3,11 +3,13 @@
 Branches of a graph share a few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS): a wait at the head of
 one holds up what the driver put behind it. One process for each number of queues; in each, one or
 two lookups and zero to six further branches, whose rows come after 150 us, beside 400 us of work.
+Again in several processes: which branches share a queue differs between them.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import subprocess
 import sys
@@ -80,15 +82,17 @@ def measure(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = options(__doc__, rounds=3)
     parser.add_argument("--one", action="store_true", help="measure in this process")
     arguments = parser.parse_args()
     arguments.dir.mkdir(parents=True, exist_ok=True)
     if arguments.one:
         measure(arguments.dir)
         return
-    rows = [("connections", "lookups", "branches", "without_us", "with_us", "hidden", "aa")]
-    for connections in _CONNECTIONS:
+    rows = [
+        ("round", "connections", "lookups", "branches", "without_us", "with_us", "hidden", "aa")
+    ]
+    for turn, connections in itertools.product(range(arguments.rounds), _CONNECTIONS):
         command = [sys.executable, __file__, "--one", "--dir", str(arguments.dir)]
         environment = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -97,7 +101,9 @@ def main() -> None:
                 lookups, branches, without, with_, again = line.split()[1:]
                 hidden = "yes" if float(with_) - float(without) < 10 else "no"
                 aa = f"{float(again) / float(without):.4f}"
-                rows.append((str(connections), lookups, branches, without, with_, hidden, aa))
+                rows.append(
+                    (str(turn), str(connections), lookups, branches, without, with_, hidden, aa)
+                )
                 print(*rows[-1], flush=True)
         if done.returncode != 0:
             print(done.stderr[-500:], flush=True)

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -31,6 +32,7 @@ from benchmarks.places import table_at
 
 from rowstream import RowStore
 from rowstream.device import driver
+from rowstream.device.channel import Output
 from rowstream.device.lookup import Lookup
 
 _CACHE_BYTES = 64 << 20
@@ -97,9 +99,17 @@ def takes(lookup: Lookup, turns: int) -> list[Measure]:
     link = path.link  # type: ignore[union-attr]
     store = lookup.store
     output = lookup.outputs.of(torch.empty(0, dtype=torch.bfloat16, device=CUDA))
+    # rows to take: those of a lookup that is answered
+    ids = torch.randint(store.num_rows, (link.eager_tokens, store.heads), device=CUDA)
+    lookup(ids, torch.empty((*ids.shape, store.row_bytes), dtype=torch.uint8, device=CUDA))
+    torch.cuda.synchronize()
     channel = link.borrow(torch.cuda.current_stream().cuda_stream)
     staging = channel.core.staging_address
     pinned = link.arena.on_device(staging)
+    raw = torch.zeros((*ids.shape, store.row_bytes), dtype=torch.uint8, device=CUDA)
+    channel.take(torch.cuda.current_stream().cuda_stream, raw, len(ids), Output(0x7F))
+    if not np.array_equal(raw.cpu().numpy().ravel(), channel.core.staging.ravel()[: raw.nbytes]):
+        raise RuntimeError("takes are void: no report")
 
     def take(stream: int, rows: int, out: torch.Tensor) -> None:
         link.kernels.take(
@@ -115,6 +125,7 @@ def takes(lookup: Lookup, turns: int) -> list[Measure]:
             output.void_value,
             output.lut_address,
             output.value_bytes,
+            channel.answer,
         )
 
     def arm(times: int, tokens: int, way: str) -> Arm:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import rowstream
 from rowstream.device import driver
-from rowstream.device.kernels import _ARGUMENTS, Kernels
+from rowstream.device.kernels import _ARGUMENTS, Answer, Kernels
 
 __all__ = [
     "POISON",
@@ -155,7 +155,7 @@ class HostDriver:
         count = _ARGUMENTS[name]
         slots = (ctypes.c_uint64 * count).from_address(pointers)
         values = (ctypes.c_uint64.from_address(slot).value for slot in slots)
-        words = (ctypes.c_uint64 * 13)(*values)
+        words = (ctypes.c_uint64 * 14)(*values)
         self._library.launch(function, min(blocks, _BLOCKS), min(threads, _THREADS), words)
         return (0,)
 
@@ -180,6 +180,7 @@ class Channel:
         self.rows = np.zeros(1, np.uint32)
         self.door = np.zeros(1, np.uint64)
         self.header = np.zeros(1, np.uint64)
+        self.flag = np.ones(2, np.uint32)
         self.fault = np.zeros(2, np.uint64)
         self.state = np.zeros(8, np.uint64)
         self.row_bytes = row_bytes
@@ -210,17 +211,24 @@ class Channel:
             at(self.mailbox), at(self.rows), at(self.door), at(self.state), gated,
         )  # fmt: skip
 
+    def answer(self, timeout_ns: int = 0) -> Answer:
+        return Answer(at(self.header), at(self.flag), at(self.fault), timeout_ns)
+
     def verdict(self, header: int | None = None, timeout_ns: int = 0) -> None:
         if header is not None:
             self.header[0] = header
-        self.kernels.verdict(1, at(self.header), at(self.state), at(self.fault), timeout_ns)
+        self.kernels.verdict(1, at(self.state), self.answer(timeout_ns))
 
-    def answered(self, tokens: int, owned: int, status: int = 0) -> NDArray[np.uint8]:
+    def answered(
+        self, tokens: int, owned: int, status: int = 0, *, judged: bool = True
+    ) -> NDArray[np.uint8]:
         """Post and answer with random rows, which are returned [tokens, owned, row_bytes]."""
         self.post(random_ids(tokens, owned))
         rows = np.random.default_rng(tokens).integers(0, 256, self.staging.size, np.uint8)
         self.staging[:] = rows
-        self.verdict(int(self.state[0]) << 8 | status)
+        self.header[0] = int(self.state[0]) << 8 | status
+        if judged:
+            self.verdict()
         count = tokens * owned * self.row_bytes
         return rows[:count].reshape(tokens, owned, self.row_bytes)
 

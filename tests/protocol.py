@@ -22,7 +22,7 @@ def header(epoch: int, status: int) -> int:
 
 
 class Stream(NamedTuple):
-    """One stream: replays of `post`, wait, `verdict`, `take` in order."""
+    """One stream: replays of `post`, wait, reset, `verdict`, `take` in order."""
 
     step: int = 0
     place: str = "post"
@@ -92,6 +92,7 @@ class Setting:
     rules: Rules = field(default_factory=Rules)
     sync: str = "flag"  # or "kernel": spin on the header; or "gate": filled before the launch
     steps: tuple[int, ...] = (3,)  # replays of each stream
+    alone: bool = False  # a take of one block, whose verdict is its own
     gives_up: bool = False  # "kernel": the spin's own time-out
     stuck: bool = False  # the loop may stop for ever in the middle of a serve
     strays: int = 0  # flags set by nobody
@@ -149,7 +150,9 @@ def stream_moves(s: State, number: int, setting: Setting) -> Moves:
         door = s.door if s.epoch == me.epoch else MISUSE
         yield "looks again", s._replace(door=door, streams=at(wait, epoch=0))
     elif me.place == "wait" and s.flag:
-        yield "passes", s._replace(flag=False, streams=at("verdict"))
+        yield "passes", s._replace(streams=at("reset"))
+    elif me.place == "reset":
+        yield "clears the flag", s._replace(flag=False, streams=at("verdict"))
     elif me.place == "spin":
         if s.header >> 8 == s.epoch or s.header == header(0, CLOSED):
             yield "passes", s._replace(streams=at("verdict"))
@@ -158,7 +161,8 @@ def stream_moves(s: State, number: int, setting: Setting) -> Moves:
     elif me.place == "verdict":
         ok = s.header == header(s.epoch, OK) if rules.epochs else s.header & 0xFF == OK
         ok = (ok or not rules.header_checked) and not s.mismatch
-        yield f"finds {ok}", s._replace(streams=at("store", epoch=s.epoch if ok else 0))
+        judged = at("take" if setting.alone else "store", epoch=s.epoch if ok else 0)
+        yield f"finds {ok}", s._replace(streams=judged)
     elif me.place == "store":
         busy = s.busy and rules.busy_until_taken
         yield f"says {me.epoch}", s._replace(ok=me.epoch, busy=busy, streams=at("take", epoch=0))
@@ -167,7 +171,8 @@ def stream_moves(s: State, number: int, setting: Setting) -> Moves:
         step = me.step + (place == "post")
         on = Stream(step, place, 0, setting.sync != "gate" or place == "release")
         streams = (*s.streams[:number], on, *s.streams[number + 1 :])
-        taken = s.ok == s.epoch if rules.ok_names_epoch else s.ok != 0
+        good = me.epoch if setting.alone else s.ok
+        taken = good == s.epoch if rules.ok_names_epoch else good != 0
         wrong = s.wrong or (taken and s.staging != ids)
         # another stream's take may still read `ok`
         named = s.ok if len(setting.steps) > 1 else 0

@@ -36,6 +36,8 @@ def take(
     heads: int,
     slot_of: list[int] | None = None,
     lut: NDArray[Any] | None = None,
+    *,
+    judged: bool = True,
 ) -> None:
     slots = None if slot_of is None else np.array(slot_of, np.int32)
     owned = heads if slot_of is None else max(slot_of) + 1
@@ -43,6 +45,7 @@ def take(
     channel.kernels.take(
         1, at(channel.state), at(channel.staging), at(out), tokens, heads, at(slots), owned,
         channel.row_bytes, VOID & (1 << 8 * value_bytes) - 1, at(lut), value_bytes,
+        None if judged else channel.answer(),
     )  # fmt: skip
 
 
@@ -77,33 +80,40 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("judged", [True, False])
 @pytest.mark.parametrize(("tokens", "row_bytes", "value_bytes", "shift"), SHAPES)
 def test_take_brings_staging_to_where_the_output_is(
-    kernels: Kernels, tokens: int, row_bytes: int, value_bytes: int, shift: int
+    kernels: Kernels, tokens: int, row_bytes: int, value_bytes: int, shift: int, judged: bool
 ) -> None:
     channel = Channel(kernels, tokens * 16, row_bytes)
-    rows = channel.answered(tokens, 16)
+    rows = channel.answered(tokens, 16, judged=judged)
     lut = table_of(value_bytes)
     count = rows.size * value_bytes
     out = memory(count + 16, shift)
-    take(channel, out, tokens, 16, lut=lut)
+    host_driver().launches.clear()
+    take(channel, out, tokens, 16, lut=lut, judged=judged)
+    alone = len(host_driver().launches) == 1 and not judged
     assert np.array_equal(out[:count], outputs_of(rows, lut).reshape(-1).view(np.uint8))
     assert (out[count:] == POISON).all()
-    assert channel.epoch_busy_good_mismatch_done == (1, 0, 1, 0, 0)
+    # its own verdict is nobody else's business
+    assert channel.epoch_busy_good_mismatch_done == (1, 0, not alone, 0, 0)
+    assert channel.flag.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("judged", [True, False])
 @pytest.mark.parametrize("value_bytes", [1, 2, 4])
 @pytest.mark.parametrize("row_bytes", [7, 100, 160])
+@pytest.mark.parametrize("tokens", [1, 20])
 @pytest.mark.parametrize("status", [0, READ])
 def test_take_gives_zeroes_for_heads_of_others_and_nan_for_a_void_step(
-    kernels: Kernels, row_bytes: int, value_bytes: int, status: int
+    kernels: Kernels, row_bytes: int, value_bytes: int, tokens: int, status: int, judged: bool
 ) -> None:
-    channel = Channel(kernels, 20 * 4, row_bytes)
-    rows = channel.answered(20, 4, status)
+    channel = Channel(kernels, tokens * 4, row_bytes)
+    rows = channel.answered(tokens, 4, status, judged=judged)
     lut = table_of(value_bytes)
-    out = memory(20 * 8 * row_bytes * value_bytes)
-    take(channel, out, 20, 8, SLOTS, lut)
-    found = out.view(f"u{value_bytes}").reshape(20, 8, row_bytes)
+    out = memory(tokens * 8 * row_bytes * value_bytes)
+    take(channel, out, tokens, 8, SLOTS, lut, judged=judged)
+    found = out.view(f"u{value_bytes}").reshape(tokens, 8, row_bytes)
     for head, slot in enumerate(SLOTS):
         if status:
             assert (found[:, head] == VOID & (1 << 8 * value_bytes) - 1).all()
@@ -111,7 +121,21 @@ def test_take_gives_zeroes_for_heads_of_others_and_nan_for_a_void_step(
             assert not found[:, head].any()
         else:
             assert np.array_equal(found[:, head], outputs_of(rows[:, slot], lut))
-    assert channel.epoch_busy_good_mismatch_done == (1, 0, not status, 0, 0)
+    assert channel.state[1] == 0
+    assert channel.faults == ((1 << 8 | status, 1) if status else (0, 0))
+
+
+@pytest.mark.parametrize("header", [0, 2 << 8, 1 << 8 | READ, CLOSED])
+def test_a_take_alone_believes_its_own_ring(kernels: Kernels, header: int) -> None:
+    channel = Channel(kernels, 16, 160)
+    channel.answered(1, 16)  # a verdict that was good, of the ring before
+    take(channel, memory(16 * 160), 1, 16)
+    channel.post(random_ids(1, 16))
+    channel.header[0] = header
+    out = memory(16 * 160)
+    take(channel, out, 1, 16, judged=False)
+    assert (out == (VOID & 255)).all() == (header != 2 << 8)
+    assert channel.faults[1] == (header != 2 << 8)
 
 
 def test_faults_are_counted(kernels: Kernels) -> None:
@@ -207,8 +231,9 @@ def test_launches_are_as_large_as_their_work(kernels: Kernels) -> None:
     host = host_driver()
     host.launches.clear()
     channel = Channel(kernels, 300 * 16, 160)
-    channel.answered(300, 16)
-    take(channel, memory(300 * 16 * 160), 300, 16)
+    channel.answered(300, 16, judged=False)
+    take(channel, memory(300 * 16 * 160), 300, 16, judged=False)
+    take(channel, memory(3 * 16 * 160), 3, 16, judged=False)
     addressed(kernels, random_ids(1, 16) % NUM_ROWS, 160)
     addressed(kernels, random_ids(300, 16) % NUM_ROWS, 160)
     small = Channel(kernels, 3)
@@ -217,6 +242,7 @@ def test_launches_are_as_large_as_their_work(kernels: Kernels) -> None:
         ("post", 1, 1024),
         ("verdict", 1, 1),
         ("take_bytes", 2, 256),  # of 188, one for each multiprocessor
+        ("take_bytes", 1, 256),  # of 2, which judges by itself
         ("rows_bytes", 1, 256),
         ("rows_bytes", 8, 256),
         ("post", 1, 32),

@@ -18,6 +18,7 @@ from gpu.words import (
     DONE,
     EPOCH,
     FAULT,
+    FLAG,
     HEADER,
     IDS,
     POISON,
@@ -36,7 +37,15 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # --- take -------------------------------------------------------------------------------------
 
 
-def _step(words: Words, tokens: int, owned: int, row_bytes: int, header: int | None = None) -> Any:
+def _step(
+    words: Words,
+    tokens: int,
+    owned: int,
+    row_bytes: int,
+    header: int | None = None,
+    *,
+    judged: bool = True,
+) -> Any:
     """Post, fill staging with random rows, answer; return the rows [tokens, owned, row_bytes]."""
     epoch = words.state_word(EPOCH) + 1
     words.post(on_device(random_ids(tokens, owned)))
@@ -45,22 +54,26 @@ def _step(words: Words, tokens: int, owned: int, row_bytes: int, header: int | N
     rows = np.random.default_rng(epoch).integers(0, 256, shape, np.uint8)
     words.staging(*shape)[:] = rows
     words.set_word(HEADER, epoch << 8 if header is None else header)
-    words.verdict()
+    words.set_word(FLAG, 1, "<u4")
+    if judged:
+        words.verdict()
     return rows.reshape(tokens, owned, row_bytes)
 
 
+@pytest.mark.parametrize("judged", [True, False])
 @pytest.mark.parametrize("row_bytes", [1, 7, 100, 160, 164, 168, 320, 640])
-@pytest.mark.parametrize("tokens", [1, 5, 333])
-def test_take_copies_rows_of_any_width(tokens: int, row_bytes: int) -> None:
+@pytest.mark.parametrize("tokens", [1, 3, 5, 333])
+def test_take_copies_rows_of_any_width(tokens: int, row_bytes: int, judged: bool) -> None:
     words = Words(tokens * 16, row_bytes)
-    rows = _step(words, tokens, 16, row_bytes)
+    rows = _step(words, tokens, 16, row_bytes, judged=judged)
     out = poisoned(tokens + 1, 16, row_bytes)
-    words.take(out[:tokens], row_bytes, 0x7F)
+    words.take(out[:tokens], row_bytes, 0x7F, answer=None if judged else words.answer())
     words.synchronize()
     assert np.array_equal(out[:tokens].cpu().numpy(), rows)
     assert (out[tokens] == POISON).all()
     assert words.state_word(BUSY) == 0
     assert words.state_word(DONE) == 0
+    assert words.word(FLAG, "<u4") == 0
 
 
 @pytest.mark.parametrize("shift", [1, 4, 8])
@@ -96,12 +109,14 @@ def test_take_gives_zeroes_for_heads_of_others(row_bytes: int) -> None:
 
 @pytest.mark.parametrize("codec", ["fp8_e4m3", "bf16"])
 @pytest.mark.parametrize("row_bytes", [7, 100, 160])
-def test_a_void_step_leaves_nan_everywhere(row_bytes: int, codec: str) -> None:
+@pytest.mark.parametrize("judged", [True, False])
+def test_a_void_step_leaves_nan_everywhere(judged: bool, row_bytes: int, codec: str) -> None:
     words = Words(5 * 4, row_bytes)
-    _step(words, 5, 4, row_bytes, header=1 << 8 | READ)
+    _step(words, 5, 4, row_bytes, header=1 << 8 | READ, judged=judged)
     slot_of = torch.tensor(SLOTS, dtype=torch.int32, device="cuda")
     out = poisoned(5, 8, row_bytes)
-    words.take(out, row_bytes, void_byte(codec), slot_of=slot_of, owned=4)
+    answer = None if judged else words.answer()
+    words.take(out, row_bytes, void_byte(codec), slot_of=slot_of, owned=4, answer=answer)
     words.synchronize()
     assert (out == void_byte(codec)).all()
     assert words.state_word(BUSY) == 0

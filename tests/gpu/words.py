@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rowstream.device.kernels import Kernels, kernels
+from rowstream.device.kernels import Answer, Kernels, kernels
 
 DOOR, FLAG, HEADER, FAULT, COUNT, ROWS, MAILBOX = 0, 128, 256, 384, 392, 512, 640
 EPOCH, BUSY, GOOD, MISMATCH, DONE = 0, 8, 16, 24, 32
@@ -89,9 +89,11 @@ class Words:
             gated,
         )
 
+    def answer(self, timeout_ns: int = 0) -> Answer:
+        return Answer(self.at(HEADER), self.at(FLAG), self.at(FAULT), timeout_ns)
+
     def verdict(self, timeout_ns: int = 0) -> None:
-        state = self.state.data_ptr()
-        self.kernels.verdict(self.handle, self.at(HEADER), state, self.at(FAULT), timeout_ns)
+        self.kernels.verdict(self.handle, self.state.data_ptr(), self.answer(timeout_ns))
 
     def take(
         self,
@@ -102,6 +104,7 @@ class Words:
         slot_of: torch.Tensor | None = None,
         owned: int | None = None,
         lut: torch.Tensor | None = None,
+        answer: Answer | None = None,
     ) -> None:
         self.keep(out, slot_of, lut)
         tokens, heads = out.shape[:2]
@@ -118,6 +121,7 @@ class Words:
             void_value,
             address(lut),
             1 if lut is None else lut.element_size(),
+            answer,
         )
 
     def synchronize(self) -> None:

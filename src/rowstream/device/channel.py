@@ -13,6 +13,7 @@ import torch
 from rowstream import _core
 from rowstream.device import driver
 from rowstream.device.arena import states
+from rowstream.device.kernels import Answer
 
 if TYPE_CHECKING:
     from rowstream.device.link import DeviceLink
@@ -53,7 +54,14 @@ class Channel:
         words = on_device(self.core.address)
         self._mailbox, self._rows = words + _MAILBOX, words + _ROWS
         self._door, self._flag = words + _DOOR, words + _FLAG
-        self._header, self._fault = words + _HEADER, words + _FAULT
+        # Even after a wait that has passed, the header is waited for: a flag that came from nowhere
+        # then costs its time and not the step. Of a gated channel there is no answer to come.
+        self.answer = Answer(
+            words + _HEADER,
+            self._flag if link.sync == "doorbell" else 0,
+            words + _FAULT,
+            0 if self.gated else link.give_up_ns,
+        )
         self._staging = on_device(self.core.staging_address)
         # after the last post or take outside of a capture
         self.enqueued = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -81,14 +89,9 @@ class Channel:
         """Let the stream wait for the answer."""
         link = self._link
         if link.sync == "doorbell":
-            driver.wait_and_reset(stream, self._flag)
+            driver.wait_value(stream, self._flag)
         elif link.sync == "hostnode":
             driver.host_function(stream, _core.WAIT_FOR_ANSWER, self.core.argument)
-        # Even after a wait that has passed, verdict waits for the header: a flag that came from
-        # nowhere then costs its time and not the step. Of a gated channel there is no answer to
-        # come.
-        timeout_ns = 0 if self.gated else link.give_up_ns
-        link.kernels.verdict(stream, self._header, self.state.data_ptr(), self._fault, timeout_ns)
 
     def check(self, out: torch.Tensor, tokens: int, output: Output) -> None:
         """Raise what a `take` would: before the wait. ValueError for too large an output."""
@@ -116,6 +119,7 @@ class Channel:
             output.void_value,
             output.lut_address,
             output.value_bytes,
+            self.answer,
         )
 
     def pass_over(self, stream: int) -> None:
@@ -134,6 +138,7 @@ class Channel:
             link.owned,
             link.row_bytes,
             0,
+            answer=self.answer,
         )
 
     def reset(self) -> None:

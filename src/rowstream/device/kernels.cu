@@ -99,15 +99,29 @@ extern "C" __global__ void __launch_bounds__(1024)
     __threadfence_system();
     store_system(door, epoch);
     // Another stream's post may have left its mark in the door while we wrote the ids, and we have
-    // just wiped it off. It bumps the epoch first, so one of the two of us sees the other.
-    __threadfence_system();
+    // just wiped it off. It bumps the epoch first, so one of the two of us sees the other. Both are
+    // of this GPU: its own order is enough, and does not wait for the host's memory.
+    __threadfence();
     if (load_system(&state->epoch) != epoch) store_system(door, ~0ull);
   }
 }
 
-// One thread, and the only one that reads the header: a read of a pinned line takes a microsecond,
-// and those of several blocks queue up. With a time-out it is the wait itself.
-extern "C" __global__ void verdict(const u64* header, State* state, Fault* fault, u64 timeout_ns) {
+// Where the answer to a ring is, and what is said where it is not good.
+struct Answer {
+  const u64* header;
+  u32* flag;  // nothing where the stream did not wait for it
+  Fault* fault;
+  u64 timeout_ns;
+};
+
+// By one thread, and the only one that reads the header: a read of a pinned line takes a
+// microsecond, and those of several blocks queue up. With a time-out it is the wait itself. Returns
+// the epoch whose rows may be taken, or 0.
+DEVICE u64 judge(State* state, const Answer& answer) {
+  const auto [header, flag, fault, timeout_ns] = answer;
+  // For the next ring, whose door comes behind the end of this kernel. Not by the stream, which
+  // would wait for its fence first.
+  if (flag != nullptr) store_system(flag, 0u);
   const u64 epoch = load_system(&state->epoch);
   u64 word;
   bool late = false;
@@ -129,9 +143,7 @@ extern "C" __global__ void verdict(const u64* header, State* state, Fault* fault
   }
 
   const bool good = word == epoch << 8 && state->mismatch == 0;
-  // Not a mere yes: another stream's ring may have come in between, and its take would believe it.
-  store_system(&state->good, good ? epoch : 0ull);
-  if (good) return;
+  if (good) return epoch;
   u32 status = MISUSE;  // a header of another epoch, or ids that the host did not expect
   if ((word >> 8 == epoch || word >> 8 == 0) && (word & 255) != 0) status = word & 255;
   if (late) status = TIMEOUT;
@@ -139,6 +151,15 @@ extern "C" __global__ void verdict(const u64* header, State* state, Fault* fault
   __threadfence_system();
   // one writer: no atomic over PCIe, which not every machine has
   store_system(&fault->count, load_system(&fault->count) + 1);
+  return 0;
+}
+
+// For a take of several blocks.
+extern "C" __global__ void verdict(State* state, const u64* header, u32* flag, Fault* fault,
+                                   u64 timeout_ns) {
+  const u64 good = judge(state, {header, flag, fault, timeout_ns});
+  // Not a mere yes: another stream's ring may have come in between, and its take would believe it.
+  store_system(&state->good, good);
 }
 
 // --- where a row of the output comes from: a row of the source, or one of these
@@ -303,7 +324,7 @@ DEVICE void move_rows(const Source& source, const u8* base, u32 count, u32 row_b
   }
 }
 
-// --- take
+// --- take: with its verdict where it is one block, by what the verdict said otherwise
 
 // The last block to get here gives the channel free. Not earlier: a post of another stream would
 // ring and have staging refilled while blocks of this take still read it.
@@ -326,11 +347,18 @@ DEVICE Values<Value> sink_for(Value* out, Value* table, const Value* lut, u32 vo
 #define TAKE(NAME, Value)                                                                       \
   extern "C" __global__ void __launch_bounds__(256, 4)                                          \
       NAME(State* state, const u8* rows, Value* out, u32 tokens, u32 heads, const int* slot_of, \
-           u32 owned, u32 row_bytes, const Value* lut, u32 void_value) {                        \
+           u32 owned, u32 row_bytes, const Value* lut, u32 void_value, const u64* header,       \
+           u32* flag, Fault* fault, u64 timeout_ns) {                                           \
     __shared__ Value table[VOID_PLACE + 1];                                                     \
-    const bool ok = load_system(&state->good) == load_system(&state->epoch);                    \
-    const Staged source = {ok, heads, owned, slot_of};                                          \
-    move_rows(source, rows, tokens * heads, row_bytes, sink_for(out, table, lut, void_value));  \
+    __shared__ u64 good;                                                                        \
+    if (threadIdx.x == 0) {                                                                     \
+      good = header == nullptr ? load_system(&state->good)                                      \
+                               : judge(state, {header, flag, fault, timeout_ns});               \
+    }                                                                                           \
+    const auto sink = sink_for(out, table, lut, void_value);                                    \
+    __syncthreads();                                                                            \
+    const Staged source = {good == load_system(&state->epoch), heads, owned, slot_of};          \
+    move_rows(source, rows, tokens * heads, row_bytes, sink);                                   \
     release(state);                                                                             \
   }
 TAKE(take_bytes, u8)

@@ -11,11 +11,11 @@ import functools
 import struct
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rowstream.device import driver
 
-__all__ = ["Kernels", "kernels"]
+__all__ = ["Answer", "Kernels", "kernels"]
 
 _PTX = Path(__file__).with_name("kernels.ptx")
 
@@ -27,22 +27,39 @@ _MAX_UNITS = 1 << 31
 # Two loads of 16 bytes per thread are 1 MiB on the way over all multiprocessors of a large GPU,
 # several times what PCIe holds; more blocks would only take room from the work beside.
 _TAKE_BLOCKS_PER_MULTIPROCESSOR = 1
+# So many blocks of a take are one, which can judge by itself: a thread has two loads on their way.
+_ALONE_BLOCKS = 2
 # `rows` may read device memory, which holds more.
 _ROWS_BLOCKS_PER_MULTIPROCESSOR = 4
 
 # name: number of arguments
 _ARGUMENTS = {
     "post": 12,
-    "verdict": 4,
-    "take_bytes": 10,
-    "take_lut16": 10,
-    "take_lut32": 10,
+    "verdict": 5,
+    "take_bytes": 14,
+    "take_lut16": 14,
+    "take_lut32": 14,
     "rows_bytes": 13,
     "rows_lut16": 13,
     "rows_lut32": 13,
 }
 _SUFFIX = {1: "bytes", 2: "lut16", 4: "lut32"}
 _POINTER_BYTES = struct.calcsize("P")
+
+
+class Answer(NamedTuple):
+    """Where the answer to a ring is. With a time-out its header is waited for.
+
+    `flag` is a u32 that is cleared, 0: none; `fault` a u64 word and the u32 count behind it.
+    """
+
+    header: int
+    flag: int
+    fault: int
+    timeout_ns: int
+
+
+_JUDGED = Answer(0, 0, 0, 0)
 
 
 class _Packed:
@@ -147,12 +164,9 @@ class Kernels:
             ),
         )
 
-    def verdict(self, stream: int, header: int, state: int, fault: int, timeout_ns: int) -> None:
-        """Judge the header for `take`; with a time-out, wait for it first instead of the stream.
-
-        `fault` is a u64 word and the u32 count behind it.
-        """
-        self._launch("verdict", stream, 1, 1, (header, state, fault, timeout_ns))
+    def verdict(self, stream: int, state: int, answer: Answer) -> None:
+        """Judge the answer for a `take` that does not."""
+        self._launch("verdict", stream, 1, 1, (state, *answer))
 
     def take(
         self,
@@ -168,20 +182,39 @@ class Kernels:
         void_value: int,
         lut: int = 0,
         value_bytes: int = 1,
+        answer: Answer | None = None,
     ) -> None:
         """Bring staged rows [tokens, owned, row_bytes] to out [tokens, heads], free the channel.
 
+        They are void where `answer` is not good; without one, where the last verdict was not.
         `slot_of` int32[heads] is the place of each head's row, below 0: zeroes. Of a value of one
         byte the bytes go as they are; with 2 or 4, `lut` has the 256 outputs. `void_value` is one
         output of a void step.
         """
         blocks = self.blocks(tokens * heads * row_bytes, rows | row_bytes, out, value_bytes)
+        if answer is not None and blocks <= _ALONE_BLOCKS:
+            blocks = 1
+        elif answer is not None:
+            self.verdict(stream, state, answer)
+            answer = None
         self._launch(
             f"take_{_SUFFIX[value_bytes]}",
             stream,
             min(blocks, self.multiprocessors * _TAKE_BLOCKS_PER_MULTIPROCESSOR),
             _THREADS,
-            (state, rows, out, tokens, heads, slot_of, owned, row_bytes, lut, void_value),
+            (
+                state,
+                rows,
+                out,
+                tokens,
+                heads,
+                slot_of,
+                owned,
+                row_bytes,
+                lut,
+                void_value,
+                *(answer or _JUDGED),
+            ),
         )
 
     def rows(
@@ -271,7 +304,7 @@ class Kernels:
             zeroes = int(scratch)
             driver.check(cuda.cuMemsetD8Async(scratch, 0, scratch_bytes, stream), "cuMemsetD8Async")
             self.post(stream, zeroes, 8, 0, 1, 0, 0, 1, *(zeroes,) * 4, False)
-            self.verdict(stream, zeroes, zeroes, zeroes + 64, 1)
+            self.verdict(stream, zeroes, Answer(zeroes, 0, zeroes + 64, 1))
             for value_bytes in _SUFFIX:
                 last = (zeroes, value_bytes)
                 self.take(stream, zeroes, zeroes, zeroes, 0, 1, 0, 1, 16, 0, *last)

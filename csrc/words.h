@@ -1,6 +1,6 @@
 // What a device and the host say to each other about one lookup: a few words in memory that both
 // see, every one alone on its cache lines, one writer each (the flag excepted: the host sets it,
-// the device clears it). Ordinary write-back memory; never write-combined, whose stores a release
+// the stream clears it). Ordinary write-back memory; never write-combined, whose stores a release
 // does not order.
 #pragma once
 
@@ -24,7 +24,7 @@ struct Words {
   static constexpr uint64_t kMisuse = ~uint64_t{0};
 
   alignas(128) std::atomic<uint64_t> door;    // device: the epoch of its last ring
-  alignas(128) std::atomic<uint32_t> flag;    // host: 1, there is an answer; device: 0
+  alignas(128) std::atomic<uint32_t> flag;    // host: 1, there is an answer; stream: 0
   alignas(128) std::atomic<uint64_t> header;  // host: whose rows these are, see header_of
   alignas(128) std::atomic<uint64_t> fault;   // device: the last void step, as a header
   std::atomic<uint32_t> faults;               // device: how many

@@ -120,12 +120,13 @@ class HostGpu:
         assert self.context is not None
         return address
 
-    def wait_value(self, stream: int, flag: int) -> None:
+    def wait_and_reset(self, stream: int, flag: int) -> None:
         word = ctypes.c_uint32.from_address(flag)
         until = time.monotonic() + _PATIENCE_S
         while word.value < 1:
             assert time.monotonic() < until, "a wait that nobody ends"
             time.sleep(0)
+        word.value = 0
 
     def host_function(self, stream: int, function: int, argument: int) -> None:
         if self.failed:
@@ -165,7 +166,7 @@ def host_gpu(raw: RawTable, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostGpu
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(torch, "empty", gpu.empty)
         for name in (
-            *("use_primary_context", "pin", "wait_value", "host_function"),
+            *("use_primary_context", "pin", "wait_and_reset", "host_function"),
             "retain_in_graph",
         ):
             monkeypatch.setattr(driver, name, getattr(gpu, name))

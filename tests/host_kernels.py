@@ -155,7 +155,7 @@ class HostDriver:
         count = _ARGUMENTS[name]
         slots = (ctypes.c_uint64 * count).from_address(pointers)
         values = (ctypes.c_uint64.from_address(slot).value for slot in slots)
-        words = (ctypes.c_uint64 * 14)(*values)
+        words = (ctypes.c_uint64 * 13)(*values)
         self._library.launch(function, min(blocks, _BLOCKS), min(threads, _THREADS), words)
         return (0,)
 
@@ -180,7 +180,6 @@ class Channel:
         self.rows = np.zeros(1, np.uint32)
         self.door = np.zeros(1, np.uint64)
         self.header = np.zeros(1, np.uint64)
-        self.flag = np.ones(2, np.uint32)
         self.fault = np.zeros(2, np.uint64)
         self.state = np.zeros(8, np.uint64)
         self.row_bytes = row_bytes
@@ -212,7 +211,7 @@ class Channel:
         )  # fmt: skip
 
     def answer(self, timeout_ns: int = 0) -> Answer:
-        return Answer(at(self.header), at(self.flag), at(self.fault), timeout_ns)
+        return Answer(at(self.header), at(self.fault), timeout_ns)
 
     def verdict(self, header: int | None = None, timeout_ns: int = 0) -> None:
         if header is not None:

@@ -91,6 +91,24 @@ def test_memory_that_is_not_there_costs_no_channel(
     rows.check()
 
 
+@pytest.mark.parametrize("sync", SYNCS)
+def test_a_dropped_start_is_waited_for(
+    sync: str, raw: RawTable, gpu: HostGpu, rng: np.random.Generator
+) -> None:
+    # nobody looks at its ring while another one is read
+    rows = gpu.open(sync, faults=[_core.Fault(0, 10**6, delay_ms=100)])
+    ids, out = ids_of(raw, rng, 1).abs(), empty(1)
+    slow = rows.start(ids, None)
+    sent = rows.start(ids_of(raw, rng, 1), None)
+    del sent
+    gc.collect()
+    assert right(rows, raw, rng, 1)
+    rows.finish(slow, out)
+    assert np.array_equal(out.numpy(), raw.expected(ids.numpy()))
+    assert rows.stats()["channels"] == 2
+    rows.check()
+
+
 def test_an_output_that_is_too_large_costs_no_channel(
     raw: RawTable, gpu: HostGpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,14 +81,13 @@ static inline unsigned atomicInc(unsigned* at, unsigned last) {
 // Every argument in eight bytes of its own, as a driver has them. On the 64-bit ABIs of Linux a
 // function ignores what is above its own arguments, and above the low half of a 32-bit one.
 using Word = unsigned long long;
-using Kernel = void(Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word,
-                    Word);
+using Kernel = void(Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word);
 
 extern "C" void launch(Kernel* kernel, unsigned blocks, unsigned threads, const Word* a) {
   const auto run = [=](unsigned block, unsigned thread) {
     threadIdx.x = thread, blockDim.x = threads;
     blockIdx.x = block, gridDim.x = blocks;
-    kernel(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13]);
+    kernel(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12]);
   };
   for (unsigned block = 0; block < blocks; block++) {
     pthread_barrier_init(&barrier, nullptr, threads);

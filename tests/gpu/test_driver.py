@@ -35,23 +35,23 @@ def _flag() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_stream_waits_for_its_flag(captured: bool) -> None:
+def test_a_stream_waits_for_its_flag_and_resets_it(captured: bool) -> None:
     flag, stream = _flag(), new_stream()
     graph = torch.cuda.CUDAGraph()
     if captured:
         with torch.cuda.graph(graph, stream=stream):
-            driver.wait_value(torch.cuda.current_stream().cuda_stream, flag.data_ptr())
+            driver.wait_and_reset(torch.cuda.current_stream().cuda_stream, flag.data_ptr())
     for _ in range(3):
         with torch.cuda.stream(stream):
             if captured:
                 graph.replay()
             else:
-                driver.wait_value(stream.cuda_stream, flag.data_ptr())
+                driver.wait_and_reset(stream.cuda_stream, flag.data_ptr())
         time.sleep(0.02)
         assert not stream.query()
         flag[0] = 1
         assert _soon(stream.query)
-        flag[0] = 0
+        assert flag[0] == 0
 
 
 def test_pinned_memory_is_copied_from() -> None:

@@ -18,7 +18,6 @@ from gpu.words import (
     DONE,
     EPOCH,
     FAULT,
-    FLAG,
     HEADER,
     IDS,
     POISON,
@@ -54,7 +53,6 @@ def _step(
     rows = np.random.default_rng(epoch).integers(0, 256, shape, np.uint8)
     words.staging(*shape)[:] = rows
     words.set_word(HEADER, epoch << 8 if header is None else header)
-    words.set_word(FLAG, 1, "<u4")
     if judged:
         words.verdict()
     return rows.reshape(tokens, owned, row_bytes)
@@ -73,7 +71,6 @@ def test_take_copies_rows_of_any_width(tokens: int, row_bytes: int, judged: bool
     assert (out[tokens] == POISON).all()
     assert words.state_word(BUSY) == 0
     assert words.state_word(DONE) == 0
-    assert words.word(FLAG, "<u4") == 0
 
 
 @pytest.mark.parametrize("shift", [1, 4, 8])

@@ -90,7 +90,7 @@ class Words:
         )
 
     def answer(self, timeout_ns: int = 0) -> Answer:
-        return Answer(self.at(HEADER), self.at(FLAG), self.at(FAULT), timeout_ns)
+        return Answer(self.at(HEADER), self.at(FAULT), timeout_ns)
 
     def verdict(self, timeout_ns: int = 0) -> None:
         self.kernels.verdict(self.handle, self.state.data_ptr(), self.answer(timeout_ns))

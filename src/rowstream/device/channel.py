@@ -56,12 +56,8 @@ class Channel:
         self._door, self._flag = words + _DOOR, words + _FLAG
         # Even after a wait that has passed, the header is waited for: a flag that came from nowhere
         # then costs its time and not the step. Of a gated channel there is no answer to come.
-        self.answer = Answer(
-            words + _HEADER,
-            self._flag if link.sync == "doorbell" else 0,
-            words + _FAULT,
-            0 if self.gated else link.give_up_ns,
-        )
+        timeout_ns = 0 if self.gated else link.give_up_ns
+        self.answer = Answer(words + _HEADER, words + _FAULT, timeout_ns)
         self._staging = on_device(self.core.staging_address)
         # after the last post or take outside of a capture
         self.enqueued = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -89,9 +85,12 @@ class Channel:
         """Let the stream wait for the answer."""
         link = self._link
         if link.sync == "doorbell":
-            driver.wait_value(stream, self._flag)
+            driver.wait_and_reset(stream, self._flag)
         elif link.sync == "hostnode":
             driver.host_function(stream, _core.WAIT_FOR_ANSWER, self.core.argument)
+        elif link.sync == "kernel":
+            # of one thread: a take that waits would keep its block from kernels beside
+            link.kernels.verdict(stream, self.state.data_ptr(), self.answer)
 
     def check(self, out: torch.Tensor, tokens: int, output: Output) -> None:
         """Raise what a `take` would: before the wait. ValueError for too large an output."""
@@ -105,12 +104,21 @@ class Channel:
         By a kernel, however many: a copy first costs more than it saves, and waits for the engine's
         own transfers.
         """
+        self._take(stream, out.data_ptr(), tokens, output)
+
+    def pass_over(self, stream: int) -> None:
+        """Wait for what was posted, and take nothing: a post before its answer would be misuse."""
+        self.wait(stream)
+        nowhere = self._staging
+        self._take(stream, nowhere, 0, Output(0))
+
+    def _take(self, stream: int, out: int, tokens: int, output: Output) -> None:
         link = self._link
         link.kernels.take(
             stream,
             self.state.data_ptr(),
             self._staging,
-            out.data_ptr(),
+            out,
             tokens,
             link.heads,
             link.slot_of,
@@ -119,26 +127,7 @@ class Channel:
             output.void_value,
             output.lut_address,
             output.value_bytes,
-            self.answer,
-        )
-
-    def pass_over(self, stream: int) -> None:
-        """Wait for what was posted, and take nothing: a post before its answer would be misuse."""
-        link = self._link
-        self.wait(stream)
-        nowhere = self._staging
-        link.kernels.take(
-            stream,
-            self.state.data_ptr(),
-            self._staging,
-            nowhere,
-            0,
-            link.heads,
-            link.slot_of,
-            link.owned,
-            link.row_bytes,
-            0,
-            answer=self.answer,
+            None if link.sync == "kernel" else self.answer,
         )
 
     def reset(self) -> None:

@@ -28,7 +28,7 @@ __all__ = [
     "retain_in_graph",
     "unpin",
     "use_primary_context",
-    "wait_value",
+    "wait_and_reset",
 ]
 
 # what this machine cannot do, as opposed to what went wrong in a call
@@ -174,7 +174,7 @@ class _Capture:
 
 
 @functools.lru_cache(maxsize=4096)
-def _wait_value(flag: int) -> list[Any]:
+def _wait_and_reset(flag: int) -> list[Any]:
     cuda = bindings()
     kinds = cuda.CUstreamBatchMemOpType
     wait = cuda.CUstreamBatchMemOpParams()
@@ -182,12 +182,22 @@ def _wait_value(flag: int) -> list[Any]:
     wait.waitValue.address = cuda.CUdeviceptr(flag)
     wait.waitValue.value = cuda.cuuint32_t(1)
     wait.waitValue.flags = int(cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
-    return [wait]
+    reset = cuda.CUstreamBatchMemOpParams()
+    reset.writeValue.operation = kinds.CU_STREAM_MEM_OP_WRITE_VALUE_32
+    reset.writeValue.address = cuda.CUdeviceptr(flag)
+    reset.writeValue.value = cuda.cuuint32_t(0)
+    # The default has the fence: without it the reset may land after the host's next signal.
+    reset.writeValue.flags = int(cuda.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT)
+    return [wait, reset]
 
 
-def wait_value(stream: int, flag: int) -> None:
-    """Let the stream wait until the u32 at device address `flag` is at least 1."""
-    result = bindings().cuStreamBatchMemOp(stream, 1, _wait_value(flag), 0)
+def wait_and_reset(stream: int, flag: int) -> None:
+    """Let the stream wait until the u32 at device address `flag` is at least 1, then write 0.
+
+    One operation, and one node in a graph. Not a kernel's work: the next wait of the stream may be
+    looked at before a kernel ahead of it has run.
+    """
+    result = bindings().cuStreamBatchMemOp(stream, 2, _wait_and_reset(flag), 0)
     check(result, "cuStreamBatchMemOp")
 
 

@@ -72,7 +72,10 @@ extern "C" __global__ void __launch_bounds__(1024)
   __syncthreads();
   if (was) {
     // another stream is between its post and its take: its ids and rows stay as they are
-    if (threadIdx.x == 0) store_system(door, ~0ull);
+    if (threadIdx.x == 0) {
+      __threadfence();
+      store_system(door, ~0ull);
+    }
     return;
   }
 
@@ -109,7 +112,6 @@ extern "C" __global__ void __launch_bounds__(1024)
 // Where the answer to a ring is, and what is said where it is not good.
 struct Answer {
   const u64* header;
-  u32* flag;  // nothing where the stream did not wait for it
   Fault* fault;
   u64 timeout_ns;
 };
@@ -118,20 +120,17 @@ struct Answer {
 // microsecond, and those of several blocks queue up. With a time-out it is the wait itself. Returns
 // the epoch whose rows may be taken, or 0.
 DEVICE u64 judge(State* state, const Answer& answer) {
-  const auto [header, flag, fault, timeout_ns] = answer;
-  // For the next ring, whose door comes behind the end of this kernel. Not by the stream, which
-  // would wait for its fence first.
-  if (flag != nullptr) store_system(flag, 0u);
+  const auto [header, fault, timeout_ns] = answer;
   const u64 epoch = load_system(&state->epoch);
+  // acquire: the rows, which were written before the header, are read after it
   u64 word;
   bool late = false;
   if (timeout_ns == 0) {
-    word = load_system(header);
+    word = load_acquire_system(header);
   } else {
     u64 began, now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
     for (;;) {
-      // acquire: take runs after this kernel and must see the rows written before the header
       word = load_acquire_system(header);
       // 0 is the header of a channel never answered; epoch 0 with a status, of an open one
       if (word >> 8 == epoch || (word != 0 && word >> 8 == 0)) break;
@@ -155,9 +154,8 @@ DEVICE u64 judge(State* state, const Answer& answer) {
 }
 
 // For a take of several blocks.
-extern "C" __global__ void verdict(State* state, const u64* header, u32* flag, Fault* fault,
-                                   u64 timeout_ns) {
-  const u64 good = judge(state, {header, flag, fault, timeout_ns});
+extern "C" __global__ void verdict(State* state, const u64* header, Fault* fault, u64 timeout_ns) {
+  const u64 good = judge(state, {header, fault, timeout_ns});
   // Not a mere yes: another stream's ring may have come in between, and its take would believe it.
   store_system(&state->good, good);
 }
@@ -348,12 +346,12 @@ DEVICE Values<Value> sink_for(Value* out, Value* table, const Value* lut, u32 vo
   extern "C" __global__ void __launch_bounds__(256, 4)                                          \
       NAME(State* state, const u8* rows, Value* out, u32 tokens, u32 heads, const int* slot_of, \
            u32 owned, u32 row_bytes, const Value* lut, u32 void_value, const u64* header,       \
-           u32* flag, Fault* fault, u64 timeout_ns) {                                           \
+           Fault* fault, u64 timeout_ns) {                                                      \
     __shared__ Value table[VOID_PLACE + 1];                                                     \
     __shared__ u64 good;                                                                        \
     if (threadIdx.x == 0) {                                                                     \
       good = header == nullptr ? load_system(&state->good)                                      \
-                               : judge(state, {header, flag, fault, timeout_ns});               \
+                               : judge(state, {header, fault, timeout_ns});                     \
     }                                                                                           \
     const auto sink = sink_for(out, table, lut, void_value);                                    \
     __syncthreads();                                                                            \

@@ -35,10 +35,10 @@ _ROWS_BLOCKS_PER_MULTIPROCESSOR = 4
 # name: number of arguments
 _ARGUMENTS = {
     "post": 12,
-    "verdict": 5,
-    "take_bytes": 14,
-    "take_lut16": 14,
-    "take_lut32": 14,
+    "verdict": 4,
+    "take_bytes": 13,
+    "take_lut16": 13,
+    "take_lut32": 13,
     "rows_bytes": 13,
     "rows_lut16": 13,
     "rows_lut32": 13,
@@ -50,16 +50,15 @@ _POINTER_BYTES = struct.calcsize("P")
 class Answer(NamedTuple):
     """Where the answer to a ring is. With a time-out its header is waited for.
 
-    `flag` is a u32 that is cleared, 0: none; `fault` a u64 word and the u32 count behind it.
+    `fault` is a u64 word and the u32 count behind it.
     """
 
     header: int
-    flag: int
     fault: int
     timeout_ns: int
 
 
-_JUDGED = Answer(0, 0, 0, 0)
+_JUDGED = Answer(0, 0, 0)
 
 
 class _Packed:
@@ -304,7 +303,7 @@ class Kernels:
             zeroes = int(scratch)
             driver.check(cuda.cuMemsetD8Async(scratch, 0, scratch_bytes, stream), "cuMemsetD8Async")
             self.post(stream, zeroes, 8, 0, 1, 0, 0, 1, *(zeroes,) * 4, False)
-            self.verdict(stream, zeroes, Answer(zeroes, 0, zeroes + 64, 1))
+            self.verdict(stream, zeroes, Answer(zeroes, zeroes + 64, 1))
             for value_bytes in _SUFFIX:
                 last = (zeroes, value_bytes)
                 self.take(stream, zeroes, zeroes, zeroes, 0, 1, 0, 1, 16, 0, *last)

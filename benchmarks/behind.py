@@ -32,16 +32,8 @@ from benchmarks.gpu import (
     work_of,
 )
 from benchmarks.layer import LayerZero
-from benchmarks.measure import (
-    Measure,
-    at_most,
-    finish,
-    judged,
-    one_of_each,
-    options,
-    turn_of,
-)
-from benchmarks.places import cached_pages, table_at
+from benchmarks.measure import Measure, at_most, finish, judged, one_of_each, options, turn_of
+from benchmarks.places import cached_row_pages, table_at
 from benchmarks.spans import unique_rows
 
 from rowstream import RowStore
@@ -217,7 +209,7 @@ def main() -> None:
         for part in (against.long, against.short, against.behind):
             found += part()
             print(f"{part.__name__}: {time.perf_counter() - began:.0f} s", flush=True)
-        pages = cached_pages(store.manifest)
+        pages = cached_row_pages(store.manifest)
         line = Measure("table pages in the page cache", 0, 0, pages, 0, 0, float("nan"), "pages")
         found.append(judged(line, at_most(0.0, "pages")))
         if arguments.freetoken:

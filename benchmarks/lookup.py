@@ -158,12 +158,10 @@ def takes(lookup: Lookup, turns: int) -> list[Measure]:
         peer = (one + other) / 2
         rows = tokens * store.heads
         name = f"take of 16K tokens in pieces of {rows:,} rows / copies of as many bytes"
-        for named, us, bound in (
-            (name, mine, at_most(1.3)),
-            ("the same, copied first", first, None),
-        ):
+        bound = at_most(1.3) if tokens == link.eager_tokens else None
+        for named, us, wanted in ((name, mine, bound), ("the same, copied first", first, None)):
             line = Measure(named, 16_384 * store.heads, 0, us, peer, us / peer, other / one, "us")
-            found.append(judged(line, bound if tokens == link.eager_tokens else None))
+            found.append(judged(line, wanted))
     link.give_back(channel, torch.cuda.current_stream().cuda_stream)
     return found
 

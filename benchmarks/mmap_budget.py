@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.device import Device
 from benchmarks.measure import Measure, at_most, finish, judged, options
-from benchmarks.places import table_at
+from benchmarks.places import forget, table_at
 
 from rowstream import Manifest, RowStore, tables
 
@@ -62,14 +62,6 @@ class Sampler:
         said, _ = self._process.communicate("stop\n")
         most, samples, last = json.loads(said)
         return most, samples, last
-
-
-def forget(manifest: Manifest) -> None:
-    """Drop the table from the page cache. Nothing may have it mapped."""
-    for file in manifest.files:
-        fd = os.open(file.path, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
 
 
 def read_all(manifest: Manifest) -> None:
@@ -155,7 +147,8 @@ def cold(manifest: Manifest, rows: int, rounds: int) -> list[Measure]:
     for _ in range(rounds):
         for arm in seconds:
             ids = rng.choice(manifest.num_rows, rows, replace=False)
-            forget(manifest)
+            for file in manifest.files:
+                forget(file.path)
             before = device.reads()
             if arm == "gather":
                 with RowStore(manifest, backend="mmap") as store:

@@ -23,7 +23,7 @@ from benchmarks.text import CorpusMissing, load_corpus
 from rowstream import Manifest, tables
 from rowstream.synth import write_checkpoint
 
-__all__ = ["cached_pages", "holes_at", "table_at", "trace_for"]
+__all__ = ["cached_pages", "cached_row_pages", "forget", "holes_at", "table_at", "trace_for"]
 
 
 def table_at(folder: Path, gib: float) -> Path:
@@ -43,23 +43,35 @@ def holes_at(folder: Path, gib: float) -> Path:
     return place
 
 
-def cached_pages(manifest: Manifest) -> int:
-    """Count the pages of a table's rows, and of nothing else, that the page cache has."""
+def forget(path: Path) -> None:
+    """Drop a file from the page cache. Nothing may have it mapped."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())  # what is not written yet would stay
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def cached_pages(path: Path, pages: slice = slice(None)) -> int:
+    """Count the pages of a file that the page cache has; of some of them, by their numbers."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+    found = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
+    at = np.frombuffer(mapped, np.uint8).ctypes.data
+    if libc.mincore(at, len(mapped), found.ctypes.data) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(path))
+    return int(np.count_nonzero(found[pages] & 1))
+
+
+def cached_row_pages(manifest: Manifest) -> int:
+    """Count the pages of a table's rows, and of nothing else, that the page cache has."""
     cached = 0
     for plane in manifest.planes:
         for extent in plane.extents:
             end = extent.offset + extent.num_rows * plane.row_bytes
-            first, last = -(-extent.offset // mmap.PAGESIZE), end // mmap.PAGESIZE
-            with open(manifest.files[extent.file].path, "rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
-            at = np.frombuffer(mapped, np.uint8).ctypes.data + first * mmap.PAGESIZE
-            found = np.zeros(last - first, np.uint8)
-            if libc.mincore(at, found.size * mmap.PAGESIZE, found.ctypes.data) != 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code), str(manifest.files[extent.file].path))
-            cached += int(np.count_nonzero(found & 1))
+            pages = slice(-(-extent.offset // mmap.PAGESIZE), end // mmap.PAGESIZE)
+            cached += cached_pages(manifest.files[extent.file].path, pages)
     return cached
 
 

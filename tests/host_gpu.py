@@ -166,8 +166,11 @@ def host_gpu(raw: RawTable, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostGpu
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(torch, "empty", gpu.empty)
         for name in (
-            *("use_primary_context", "pin", "wait_and_reset", "host_function"),
+            "host_function",
+            "pin",
             "retain_in_graph",
+            "use_primary_context",
+            "wait_and_reset",
         ):
             monkeypatch.setattr(driver, name, getattr(gpu, name))
         monkeypatch.setattr(driver, "unpin", lambda address: None)

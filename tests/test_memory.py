@@ -5,7 +5,6 @@ page cache.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.places import cached_pages
+from benchmarks.places import cached_row_pages, forget
 
 from rowstream import RowStore, tables
 from rowstream.synth import write_checkpoint
@@ -87,18 +86,13 @@ def test_opening_reads_headers_only(full_size: Path) -> None:
 def test_the_page_cache_holds_no_row(tmp_path: Path, rng: np.random.Generator) -> None:
     write_checkpoint(tmp_path / "model", table_gib=0.05)
     (manifest,) = tables(tmp_path / "model")
-
-    def forget() -> None:
-        for file in manifest.files:
-            with open(file.path, "rb") as opened:
-                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    forget()
-    if cached_pages(manifest):
+    for file in manifest.files:
+        forget(file.path)
+    if cached_row_pages(manifest):
         pytest.skip("the page cache of this file system cannot be dropped")
     with RowStore.open(tmp_path / "model", backend="disk") as store:
         store.gather(rng.integers(0, store.num_rows, (2000, store.heads)))
         assert store.stats()["reads"] > 0
-        assert cached_pages(manifest) == 0
+        assert cached_row_pages(manifest) == 0
     manifest.files[0].path.read_bytes()
-    assert cached_pages(manifest) > 0
+    assert cached_row_pages(manifest) > 0

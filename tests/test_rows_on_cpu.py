@@ -38,15 +38,18 @@ def take(
     lut: NDArray[Any] | None = None,
     *,
     judged: bool = True,
-) -> None:
+) -> bool:
+    """Whether it was the only launch, and its own judge."""
     slots = None if slot_of is None else np.array(slot_of, np.int32)
     owned = heads if slot_of is None else max(slot_of) + 1
     value_bytes = 1 if lut is None else lut.itemsize
+    before = len(host_driver().launches)
     channel.kernels.take(
         1, at(channel.state), at(channel.staging), at(out), tokens, heads, at(slots), owned,
         channel.row_bytes, VOID & (1 << 8 * value_bytes) - 1, at(lut), value_bytes,
         None if judged else channel.answer(),
     )  # fmt: skip
+    return not judged and len(host_driver().launches) == before + 1
 
 
 def table_of(value_bytes: int) -> NDArray[Any] | None:
@@ -90,9 +93,7 @@ def test_take_brings_staging_to_where_the_output_is(
     lut = table_of(value_bytes)
     count = rows.size * value_bytes
     out = memory(count + 16, shift)
-    host_driver().launches.clear()
-    take(channel, out, tokens, 16, lut=lut, judged=judged)
-    alone = len(host_driver().launches) == 1 and not judged
+    alone = take(channel, out, tokens, 16, lut=lut, judged=judged)
     assert np.array_equal(out[:count], outputs_of(rows, lut).reshape(-1).view(np.uint8))
     assert (out[count:] == POISON).all()
     # its own verdict is nobody else's business
@@ -111,7 +112,7 @@ def test_take_gives_zeroes_for_heads_of_others_and_nan_for_a_void_step(
     rows = channel.answered(tokens, 4, status, judged=judged)
     lut = table_of(value_bytes)
     out = memory(tokens * 8 * row_bytes * value_bytes)
-    take(channel, out, tokens, 8, SLOTS, lut, judged=judged)
+    alone = take(channel, out, tokens, 8, SLOTS, lut, judged=judged)
     found = out.view(f"u{value_bytes}").reshape(tokens, 8, row_bytes)
     for head, slot in enumerate(SLOTS):
         if status:
@@ -120,7 +121,8 @@ def test_take_gives_zeroes_for_heads_of_others_and_nan_for_a_void_step(
             assert not found[:, head].any()
         else:
             assert np.array_equal(found[:, head], outputs_of(rows[:, slot], lut))
-    assert channel.state[1] == 0
+    good = not status and not alone
+    assert channel.epoch_busy_good_mismatch_done == (1, 0, good, 0, 0)
     assert channel.faults == ((1 << 8 | status, 1) if status else (0, 0))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import gc
 import json
 import logging
@@ -17,12 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers.models.qwen4_exp")
+
+from benchmarks.places import cached_pages, forget  # noqa: E402
 
 from model_runs import expected, prefill  # noqa: E402
 from rowstream.engines.transformers import close, load_model, stores  # noqa: E402
@@ -85,30 +85,6 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def resident_pages(path: Path) -> int:
-    """Count the file's pages in the page cache."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    size = path.stat().st_size
-    with (
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as view,
-    ):
-        states = (ctypes.c_ubyte * (-(-size // mmap.PAGESIZE)))()
-        whole = np.frombuffer(view, dtype=np.uint8)
-        refused = libc.mincore(
-            ctypes.c_void_p(whole.ctypes.data), ctypes.c_size_t(size), ctypes.byref(states)
-        )
-        del whole
-        assert refused == 0, os.strerror(ctypes.get_errno())
-    return sum(state & 1 for state in states)
-
-
-def drop_pages(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def memory_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
@@ -118,8 +94,8 @@ def test_neither_reads_nor_allocates_the_table(sparse: Path, backend: str) -> No
     close(load_model(checkpoint("bf16")))  # imports, threads and allocators come first
     files = sorted(sparse.glob("table-*.safetensors"))
     for path in files:
-        drop_pages(path)
-    if any(resident_pages(path) for path in files):
+        forget(path)
+    if any(cached_pages(path) for path in files):
         pytest.skip("the page cache of this file system cannot be dropped")
     gc.collect()
     before = memory_bytes()
@@ -128,7 +104,7 @@ def test_neither_reads_nor_allocates_the_table(sparse: Path, backend: str) -> No
     assert stores(model)[0].manifest.table_bytes > 250e6
     assert grown < 100e6  # of which the store's own buffers may take 64 MiB
     # around each header: what readahead brings in with it
-    assert all(resident_pages(path) <= 64 for path in files)
+    assert all(cached_pages(path) <= 64 for path in files)
     close(model)
 
 

@@ -92,7 +92,7 @@ class Channel:
             # of one thread: a take that waits would keep its block from kernels beside
             link.kernels.verdict(stream, self.state.data_ptr(), self.answer)
 
-    def check(self, out: torch.Tensor, tokens: int, output: Output) -> None:
+    def check_output(self, out: torch.Tensor, tokens: int, output: Output) -> None:
         """Raise what a `take` would: before the wait. ValueError for too large an output."""
         link = self._link
         num_bytes = tokens * link.heads * link.row_bytes

@@ -153,7 +153,7 @@ DEVICE u64 judge(State* state, const Answer& answer) {
   return 0;
 }
 
-// For a take of several blocks.
+// For a take of several blocks, and where it is the wait itself.
 extern "C" __global__ void verdict(State* state, const u64* header, Fault* fault, u64 timeout_ns) {
   const u64 good = judge(state, {header, fault, timeout_ns});
   // Not a mere yes: another stream's ring may have come in between, and its take would believe it.

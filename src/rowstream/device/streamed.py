@@ -145,7 +145,7 @@ class StreamedRows:
         # whatever can fail does so before the wait, after which there must be a take
         target = self._outputs.target(out)
         output = self._outputs.of(target)
-        sent.channel.check(target, sent.tokens, output)
+        sent.channel.check_output(target, sent.tokens, output)
         sent.done = True
         with link.locked():
             if stream.cuda_stream != sent.stream:

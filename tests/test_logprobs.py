@@ -92,11 +92,13 @@ def test_who_does_not_ask_gets_none_and_leaves_no_hook(
 
 @given(st.text(max_size=30))
 @example("émigré ☺ 😀😀 日本語 \ufffd <|im_end|>")
+@example("e\u0301 \U0002f800")  # not in the form that normalizes
 def test_bytes_of_tokens_join_to_the_text(synth_tokenizer: Any, text: str) -> None:
     ids = synth_tokenizer(text)["input_ids"]
-    # the tokenizer normalizes what it reads
-    expected = unicodedata.normalize("NFC", text).encode()
-    assert b"".join(token_bytes(synth_tokenizer, token) for token in ids) == expected
+    # the tokenizer normalizes what it reads; as older transformers build it, it does not
+    if synth_tokenizer.backend_tokenizer.normalizer is not None:
+        text = unicodedata.normalize("NFC", text)
+    assert b"".join(token_bytes(synth_tokenizer, token) for token in ids) == text.encode()
 
 
 def test_bytes_that_have_tokens_of_their_own() -> None:

@@ -1,8 +1,8 @@
 """Measures what the thread that answers lookups costs a processor: python benchmarks/loop.py.
 
 Needs no GPU: a thread of Python rings in a device's place. An idle process; the first ring after a
-pause, with a kick and without; and, as root, what a quota of one processor leaves to an engine that
-works 3 ms of every 5.
+pause, with a kick and without; rings of several rhythms; and, as root, what a quota of one
+processor leaves to an engine that works 3 ms of every 5.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,22 @@ _NAN = float("nan")
 _GROUPS = Path("/sys/fs/cgroup/cpu")
 
 
+# name: seconds from a ring to the next
+_RHYTHMS: dict[str, Callable[[int, np.random.Generator], float]] = {
+    "every 5 ms": lambda _, rng: 0.005,
+    "every 5 ms +- 30 %": lambda _, rng: 0.005 * rng.uniform(0.7, 1.3),
+    "after 1 and 4 ms in turn": lambda turn, rng: (0.001, 0.004)[turn % 2],
+}
+
+
 @contextlib.contextmanager
-def ringing() -> Iterator[tuple[_core.Loop, Stream, np.ndarray[Any, Any]]]:
+def ringing(spin: str = "auto") -> Iterator[tuple[_core.Loop, Stream, np.ndarray[Any, Any]]]:
     """Open a small table in memory, its loop, and a stream that rings it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.bin"
         path.write_bytes(os.urandom(4096 * 160))
         table = _core.ResidentTable([str(path)], [(160, [(0, 0, 0, 4096)])], mapped=False)
-        loop = _core.Loop(table, [8, 8])
+        loop = _core.Loop(table, [8, 8], spin=spin)
         stream = Stream(loop.add(_core.Arena(1 << 20), _HEADS, 160))
         yield loop, stream, np.arange(_HEADS).reshape(1, _HEADS)
         loop.close()
@@ -75,6 +83,33 @@ def first_ring(turns: int) -> list[Measure]:
                 _HEADS, 0, float(np.median(times)), 0, 0, _NAN, "ms",
             )  # fmt: skip
             found.append(judged(line, at_most(bound, "ms")))
+    return found
+
+
+def rhythms(turns: int) -> list[Measure]:
+    """From the ring to its answer by a thread that may look without pause, and its cost."""
+    found = []
+    rng = np.random.default_rng()
+    for name, pause in _RHYTHMS.items():
+        times = []
+        with ringing("always") as (_, stream, ids):
+            began, mine, all_threads = time.perf_counter(), time.thread_time(), time.process_time()
+            at = began
+            for turn in range(turns):
+                at = max(at + pause(turn, rng), time.perf_counter())
+                while (left := at - time.perf_counter()) > 0:
+                    time.sleep(left / 2 if left > 0.0002 else 0)
+                stream.post(ids)
+                times.append(stream.wait(pause_s=None) * 1e6)
+                stream.take(_HEADS)
+            cpu = time.process_time() - all_threads - (time.thread_time() - mine)
+            share = cpu / (time.perf_counter() - began) * 100
+        for part in (50, 95, 99):
+            took = float(np.percentile(times[20:], part))  # the first ones teach
+            line = Measure(f"rings {name}, p{part}", _HEADS, 0, took, 0, 0, _NAN, "us")
+            found.append(judged(line, None))
+        cost = Measure(f"rings {name}: the loop", _HEADS, 0, share, 0, 0, _NAN, "% of a core")
+        found.append(judged(cost, None))
     return found
 
 
@@ -133,7 +168,7 @@ def main() -> None:
     parser = options(__doc__, rounds=5)
     parser.add_argument("--idle-s", type=float, default=60.0)
     arguments = parser.parse_args()
-    found = idle(arguments.idle_s) + first_ring(25) + quota(arguments.rounds)
+    found = idle(arguments.idle_s) + first_ring(25) + rhythms(2000) + quota(arguments.rounds)
     finish("loop", found, arguments, f"{os.cpu_count()}cpu")
 
 

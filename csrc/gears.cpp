@@ -34,8 +34,15 @@ void Gears::rang() {
   const Clock::time_point now = Clock::now();
   const std::chrono::nanoseconds since = now - last_ring_;
   last_ring_ = warm_from_ = now;
-  // a pause between two requests says nothing of the next step
-  if (since < kWarmFor) interval_ = interval_.count() == 0 ? since : (interval_ * 7 + since) / 8;
+  if (since >= kWarmFor) return;  // a pause between two requests says nothing of the next step
+  if (interval_.count() == 0) {
+    interval_ = since;
+    deviation_ = since / 2;
+    return;
+  }
+  // weights and factor of RFC 6298, which foretells round trips so
+  deviation_ = (deviation_ * 3 + std::chrono::abs(since - interval_)) / 4;
+  interval_ = (interval_ * 7 + since) / 8;
 }
 
 // How long until the next ring is due, by what the last ones have taught; none when nothing is
@@ -47,8 +54,10 @@ std::optional<std::chrono::nanoseconds> Gears::due_in(Clock::time_point now) {
   }
   if (now - last_kick_ < kExpectFor && last_ring_ < last_kick_) return 0ns;
   const std::chrono::nanoseconds since = now - last_ring_;
-  if (since >= kWarmFor || since >= interval_ + kExpectFor) return {};
-  return std::max<std::chrono::nanoseconds>(interval_ * 4 / 5 - since, 0ns);
+  const std::chrono::nanoseconds spread = 4 * deviation_;
+  if (since >= kWarmFor || since >= interval_ + spread + kExpectFor) return {};
+  const std::chrono::nanoseconds from = std::min(interval_ * 4 / 5, interval_ - spread);
+  return std::max<std::chrono::nanoseconds>(from - since, 0ns);
 }
 
 void Gears::rest() {

@@ -18,7 +18,8 @@ class Gears {
   // spins: whether a processor is to spare for looking without pause
   Gears(Bell& bell, bool spins);
 
-  // a ring that is answered here: the next one is due as much later as this one came after the last
+  // A ring that is answered here: the next one is due as much later as this one came after the
+  // last, the less sure the more these times differ.
   void rang();
   // a ring of many rows, which says nothing of that
   void rang_long() { warm_from_ = Clock::now(); }
@@ -34,7 +35,8 @@ class Gears {
   Clock::time_point warm_from_;
   Clock::time_point last_kick_;
   uint32_t kicks_ = 0;
-  std::chrono::nanoseconds interval_{0};  // from ring to ring, learned
+  std::chrono::nanoseconds interval_{0};   // from ring to ring, learned
+  std::chrono::nanoseconds deviation_{0};  // the mean one from that
 };
 
 }  // namespace rowstream

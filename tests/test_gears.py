@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from loops import HEADS, OpenLoop, some_ids, stream_of
 from raw_tables import RawTable
 from rowstream import _core
 from streams import until
+
+LookOut = Callable[[str], tuple[_core.Loop, Path]]
 
 
 def threads_of_loops() -> dict[str, Path]:
@@ -26,19 +29,23 @@ def threads_of_loops() -> dict[str, Path]:
 
 
 @pytest.fixture
-def look_out(raw: RawTable, open_loop: OpenLoop) -> tuple[_core.Loop, Path]:
-    """A loop, and the account of its thread that answers."""
-    before = threads_of_loops()
-    loop = open_loop("loaded", spin="never")
-    made: dict[str, Path] = {}
+def look_out(raw: RawTable, open_loop: OpenLoop) -> LookOut:
+    """Opens a loop that may spin or not; returns it and the account of its thread that answers."""
 
-    def named() -> bool:  # a thread names itself
-        made.update(threads_of_loops())
-        return bool(made.keys() - before.keys())
+    def opened(spin: str) -> tuple[_core.Loop, Path]:
+        before = threads_of_loops()
+        loop = open_loop("loaded", spin=spin)
+        made: dict[str, Path] = {}
 
-    until(named)
-    (number,) = made.keys() - before.keys()
-    return loop, made[number]
+        def named() -> bool:  # a thread names itself
+            made.update(threads_of_loops())
+            return bool(made.keys() - before.keys())
+
+        until(named)
+        (number,) = made.keys() - before.keys()
+        return loop, made[number]
+
+    return opened
 
 
 def sleeps(thread: Path) -> int:
@@ -49,11 +56,11 @@ def sleeps(thread: Path) -> int:
 
 def test_a_kick_has_the_loop_look_out(
     arena: _core.Arena,
-    look_out: tuple[_core.Loop, Path],
+    look_out: LookOut,
     raw: RawTable,
     rng: np.random.Generator,
 ) -> None:
-    loop, thread = look_out
+    loop, thread = look_out("never")
     stream = stream_of(loop, arena, tokens=1)
     assert stream.step(some_ids(raw, rng, 1)) is not None
     time.sleep(0.15)
@@ -91,13 +98,44 @@ def test_the_first_ring_after_idle_is_seen(
         assert stream.take(HEADS) is not None
 
 
+@pytest.mark.parametrize(
+    ("pauses_ms", "sleeps_between"),
+    [((40, 40), True), ((2, 9), False), ((1, 4, 2, 6, 3), False)],
+)
+def test_a_loop_looks_without_pause_while_a_ring_may_come(
+    raw: RawTable,
+    arena: _core.Arena,
+    look_out: LookOut,
+    rng: np.random.Generator,
+    pauses_ms: tuple[int, ...],
+    sleeps_between: bool,
+) -> None:
+    loop, thread = look_out("always")
+    stream = stream_of(loop, arena, tokens=1)
+    ids = some_ids(raw, rng, 1)
+
+    def ring(times: int) -> None:
+        for turn in range(times):
+            time.sleep(pauses_ms[turn % len(pauses_ms)] / 1e3)
+            assert stream.step(ids) is not None
+
+    # a busy machine may ring late, or not let the loop look
+    for _ in range(20):
+        ring(20)
+        before = sleeps(thread)
+        ring(20)
+        if (sleeps(thread) - before > 20 * 20) == sleeps_between:
+            return
+    pytest.fail("it does not learn when rings come")
+
+
 def test_an_idle_loop_costs_next_to_nothing(
     raw: RawTable,
     arena: _core.Arena,
-    look_out: tuple[_core.Loop, Path],
+    look_out: LookOut,
     rng: np.random.Generator,
 ) -> None:
-    loop, thread = look_out
+    loop, thread = look_out("never")
     stream = stream_of(loop, arena)
     assert stream.step(some_ids(raw, rng, 1)) is not None
     time.sleep(0.3)

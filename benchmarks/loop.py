@@ -22,7 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from benchmarks.measure import Measure, at_most, finish, judged, options
+from benchmarks.measure import Measure, after, at_most, finish, judged, options
 
 from rowstream import _core
 from streams import Stream
@@ -32,11 +32,11 @@ _NAN = float("nan")
 _GROUPS = Path("/sys/fs/cgroup/cpu")
 
 
-# name: seconds from a ring to the next
-_RHYTHMS: dict[str, Callable[[int, np.random.Generator], float]] = {
-    "every 5 ms": lambda _, rng: 0.005,
-    "every 5 ms +- 30 %": lambda _, rng: 0.005 * rng.uniform(0.7, 1.3),
-    "after 1 and 4 ms in turn": lambda turn, rng: (0.001, 0.004)[turn % 2],
+# seconds from each of so many rings to the next
+_RHYTHMS: dict[str, Callable[[int], np.ndarray[Any, Any]]] = {
+    "every 5 ms": lambda rings: np.full(rings, 0.005),
+    "every 5 ms +- 30 %": lambda rings: np.random.default_rng().uniform(0.0035, 0.0065, rings),
+    "after 1 and 4 ms in turn": lambda rings: np.resize((0.001, 0.004), rings),
 }
 
 
@@ -89,18 +89,13 @@ def first_ring(turns: int) -> list[Measure]:
 def rhythms(turns: int) -> list[Measure]:
     """From the ring to its answer by a thread that may look without pause, and its cost."""
     found = []
-    rng = np.random.default_rng()
-    for name, pause in _RHYTHMS.items():
+    for name, pauses_s in _RHYTHMS.items():
         times = []
         with ringing("always") as (_, stream, ids):
             began, mine, all_threads = time.perf_counter(), time.thread_time(), time.process_time()
-            at = began
-            for turn in range(turns):
-                at = max(at + pause(turn, rng), time.perf_counter())
-                while (left := at - time.perf_counter()) > 0:
-                    time.sleep(left / 2 if left > 0.0002 else 0)
+            for _ in after(pauses_s(turns)):
                 stream.post(ids)
-                times.append(stream.wait(pause_s=None) * 1e6)
+                times.append(stream.wait(spin=True) * 1e6)
                 stream.take(_HEADS)
             cpu = time.process_time() - all_threads - (time.thread_time() - mine)
             share = cpu / (time.perf_counter() - began) * 100

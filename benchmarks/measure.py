@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import repeat
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ __all__ = [
     "RESULTS",
     "Bound",
     "Measure",
+    "after",
     "at_least",
     "at_most",
     "compare",
@@ -99,11 +101,17 @@ def turn_of(arms: Sequence[_Arm], turn: int) -> list[_Arm]:
 
 def paced(items: Iterable[_Item], every_s: float) -> Iterator[_Item]:
     """Yield items, one every so many seconds; who is late does not catch up."""
-    next_at = time.perf_counter()
-    for item in items:
-        next_at = max(next_at + every_s, time.perf_counter())
-        time.sleep(max(0.0, next_at - time.perf_counter()))
+    for item, _ in zip(items, after(repeat(every_s)), strict=False):
         yield item
+
+
+def after(pauses_s: Iterable[float]) -> Iterator[float]:
+    """Yield pauses, each when it is over; who is late does not catch up."""
+    next_at = time.perf_counter()
+    for pause_s in pauses_s:
+        next_at = max(next_at + pause_s, time.perf_counter())
+        time.sleep(max(0.0, next_at - time.perf_counter()))
+        yield pause_s
 
 
 def compare(

@@ -19,17 +19,17 @@ class Stuck(AssertionError):
     """A wait that nobody ended."""
 
 
-def until(true: Callable[[], bool], within_s: float = 60.0, pause_s: float | None = 0.0) -> float:
+def until(true: Callable[[], bool], within_s: float = 60.0, *, spin: bool = False) -> float:
     """Wait for something; return the seconds that it took.
 
-    A pause of nothing gives the processor away, and may take 50 us; with None there is none.
+    Gives the processor away between two looks, which may take 50 us, unless it is to spin.
     """
     began = time.perf_counter()
     while not true():
         if time.perf_counter() - began > within_s:
             raise Stuck(f"nothing after {within_s} s")
-        if pause_s is not None:
-            time.sleep(pause_s)
+        if not spin:
+            time.sleep(0)
     return time.perf_counter() - began
 
 
@@ -57,9 +57,9 @@ class Stream:
         self.word(_ROWS, np.uint32)[0] = flat.size
         self.word(_DOOR)[0] = self.epoch
 
-    def wait(self, within_s: float = 60.0, pause_s: float | None = 0.0) -> float:
+    def wait(self, within_s: float = 60.0, *, spin: bool = False) -> float:
         flag = self.word(_FLAG, np.uint32)
-        took = until(lambda: bool(flag[0] >= 1), within_s, pause_s)
+        took = until(lambda: bool(flag[0] >= 1), within_s, spin=spin)
         flag[0] = 0
         return took
 
